@@ -1,0 +1,44 @@
+"""The `monodraft` command: one file per subcommand; this one assembles them and turns user errors into exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from monodraft import __version__
+from monodraft.errors import MonodraftError
+
+app = typer.Typer(
+    name="monodraft",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Run DSpark drafters: generate text with speculation, inspect and pack checkpoints, compile the kernels.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        print(f"monodraft {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 2 a mistake that the user can mend, 130 interrupted, 1 a defect of ours."""
+    stderr = Console(stderr=True)
+    try:
+        app()
+    except MonodraftError as error:
+        stderr.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        stderr.print("interrupted")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
