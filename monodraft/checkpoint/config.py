@@ -38,6 +38,18 @@ class MarkovKind(StrEnum):
     RNN = "rnn"
 
 
+class Rotary(StrEnum):
+    """Which dims of a head RoPE turns, R = `rotary_dim`, D = `head_dim`, pair i < R / 2.
+
+    `LEADING`: dims (i, i + R / 2) by position * theta ** (-2 i / R); the D - R trailing dims pass through.
+    `PROPORTIONAL` (Gemma4): dims (i, i + D / 2) by position * theta ** (-2 i / D); the other dims pass through.
+    The two agree where R = D.
+    """
+
+    LEADING = "leading"
+    PROPORTIONAL = "proportional"
+
+
 @dataclass(frozen=True)
 class SwigluOai:
     """min(g, limit) * sigmoid(alpha * min(g, limit)) * (clamp(u, -limit, limit) + beta)."""
@@ -53,7 +65,19 @@ class DraftConfig:
 
     Sizes are counts of elements; `windows[i]` is the sliding window of layer i in tokens (a row at position q sees
     keys with |q - key| < window, both ways) or None for full attention. `target_layer_ids` are zero-based decoder
-    layers of the target whose output is captured. `rotary_dim` leading dims of a head are rotated in NeoX halves.
+    layers of the target whose output is captured (-1: the embedding output). `rotary` says which `rotary_dim` dims of
+    a head are rotated. `ships_embeddings`: the drafter has its own embedding and LM head, else they are the target's.
+
+    The fields with defaults are what Gemma4 adds to a Qwen3 layer; the defaults are every other family.
+    `embed_scale`: factor on embedding rows, itself rounded to the table's dtype before the product.
+    `attention_scale`: factor on q.k scores; None is head_dim ** -0.5 (read it through `score_scale`).
+    `logit_softcap` c: base logits become c * tanh(logits / c), before the Markov bias is added.
+    `value_norm`: v is RMS-normalised per head without a weight. `shared_kv_projection`: v is the k projection's output
+    (before k's norm and RoPE); `LayerWeights.v` is then the same object as `.k`.
+    `sandwich_norms`: attention and FFN outputs are normalised before they join the residual
+    (`LayerWeights.attention_output_norm`, `.ffn_output_norm`). `layer_scalars`: the layer's result, residual
+    included, is multiplied by `LayerWeights.layer_scalar`.
+    `num_target_layers`: decoder layers of the target where the config says it.
     """
 
     family: Family
@@ -82,6 +106,20 @@ class DraftConfig:
     confidence_with_markov: bool
     mxfp8_linears: bool
     ships_embeddings: bool
+    rotary: Rotary = Rotary.LEADING
+    embed_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_softcap: float | None = None
+    value_norm: bool = False
+    shared_kv_projection: bool = False
+    sandwich_norms: bool = False
+    layer_scalars: bool = False
+    num_target_layers: int | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on q.k scores before the softmax."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def feature_size(self) -> int:

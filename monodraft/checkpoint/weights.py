@@ -29,7 +29,12 @@ Matrix = torch.Tensor | Mxfp8Matrix
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. Norms are bf16 [hidden] or [head_dim]."""
+    """One decoder layer. Norms are bf16 [hidden] or [head_dim].
+
+    `post_norm` is the norm before the FFN. `v` is `k`, the same object, where `DraftConfig.shared_kv_projection`.
+    `attention_output_norm` and `ffn_output_norm` [hidden] exist with `sandwich_norms`, `layer_scalar` [1] with
+    `layer_scalars` (Gemma4).
+    """
 
     input_norm: torch.Tensor
     q: Matrix
@@ -42,6 +47,9 @@ class LayerWeights:
     gate: Matrix
     up: Matrix
     down: Matrix
+    attention_output_norm: torch.Tensor | None = None
+    ffn_output_norm: torch.Tensor | None = None
+    layer_scalar: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,9 @@ class DraftWeights:
 
     fc [H, m H]; embed and lm_head [V, H] (the target's, where the drafter ships none); markov_w1, markov_w2 [V, r];
     markov_gate [r, H + r] with bias [r] (gated only); markov_joint [3 r, H + 2 r] with bias [3 r] (rnn only);
-    confidence_weight [1, H (+ r)], confidence_bias [1].
+    confidence_weight [1, H (+ r)], confidence_bias [1]. Inputs are concatenated in this order: gate [h; e], joint
+    [s; e; h], confidence [h; e], with e the w1 row of the previous token and s the state (DeepSpec `markov_head.py`).
+    `joint`'s 3 r rows are gate, candidate, output.
     """
 
     fc: torch.Tensor
