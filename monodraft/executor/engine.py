@@ -1,0 +1,133 @@
+"""What an engine is given and gives back; the entry point that picks one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from monodraft.errors import Fault
+from monodraft.executor.errors import BadLaunch, NotResident
+from monodraft.executor.gpu import Gpu
+from monodraft.executor.launch import Dispatch, Launch, resolve
+from monodraft.executor.memory import Memory
+from monodraft.executor.model import MemoryModel
+from monodraft.executor.report import Report
+from monodraft.executor.schedule import Schedule
+
+EngineName = Literal["reference", "fast"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to give up. `wave_ops` is the work limit of a run; `idle_ticks` how far the 100 MHz clock may jump, in all,
+    while nothing but polls happens, before the run counts as stuck (100 s); `jump` bounds a single jump (1 ms: the
+    resolution to which a time-out in an idle machine is met).
+    """
+
+    wave_ops: int = 2_000_000_000
+    idle_ticks: int = 10_000_000_000
+    jump: int = 100_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a run needs. Engines change `memory` only."""
+
+    dispatches: tuple[Dispatch, ...]
+    memory: Memory
+    gpu: Gpu
+    schedule: Schedule
+    model: MemoryModel
+    limits: Limits
+    trace: bool
+    allow_partial_residency: bool
+
+
+class Engine(Protocol):
+    """Runs a job to the end or raises an ExecutorError with seed and places."""
+
+    def run(self, job: Job) -> Report: ...
+
+
+def run(
+    launches: Sequence[Launch] | Launch,
+    *,
+    memory: Memory | None = None,
+    gpu: Gpu | None = None,
+    schedule: Schedule | None = None,
+    model: MemoryModel | None = None,
+    engine: EngineName = "reference",
+    limits: Limits | None = None,
+    trace: bool = False,
+    not_resident: Literal["refuse", "wait"] = "refuse",
+) -> Report:
+    """Run launches together, as concurrent kernels on the GPUs of their ranks, until all have ended.
+
+    `memory` must be the one that the launches' regions are in (a fresh one serves NumPy arguments only). `gpu` is an
+    MI355X, `schedule` round-robin, `model` the harsh memory model unless said otherwise. A grid that cannot be resident
+    at once is refused, or with `not_resident="wait"` its later CTAs start as earlier ones end (and a kernel that needs
+    them all at once hangs visibly). `trace` keeps waits and spans for `write_perfetto` and `summary`.
+
+    Raises BadLaunch, UnknownOperation or NotResident before anything runs; Deadlock, Livelock, Race, OutOfBounds,
+    UninitialisedRead or BarrierMismatch when the kernel does wrong.
+    """
+    launches = [launches] if isinstance(launches, Launch) else list(launches)
+    if not launches:
+        raise BadLaunch("run", faults=[Fault("launches", "none", "at least one")])
+    memory = memory or Memory(ranks=max(each.rank for each in launches) + 1)
+    gpu = gpu or Gpu.mi355x()
+    resolved = [resolve(each, memory, gpu) for each in launches]
+    dispatches = tuple(dispatch for dispatch, _ in resolved)
+    if not_resident == "refuse":
+        check_residency(dispatches, gpu)
+    job = Job(
+        dispatches,
+        memory,
+        gpu,
+        schedule or Schedule.round_robin(),
+        model or MemoryModel.harsh(),
+        limits or Limits(),
+        trace,
+        not_resident == "wait",
+    )
+    with np.errstate(all="ignore"):
+        report = pick(engine).run(job)
+    for _, arguments in resolved:
+        for argument in arguments:
+            argument.finish()
+    return report
+
+
+def pick(name: str) -> Engine:
+    """The engine of that name."""
+    if name == "reference":
+        from monodraft.executor.reference import ReferenceEngine
+
+        return ReferenceEngine()
+    if name == "fast":
+        return importlib.import_module("monodraft.executor.fast").FastEngine()
+    raise BadLaunch("run", faults=[Fault("engine", repr(name), "'reference' or 'fast'")])
+
+
+def check_residency(dispatches: Sequence[Dispatch], gpu: Gpu) -> None:
+    """All CTAs of all launches of a rank must fit at once, counting compute units, waves and LDS."""
+    for rank in sorted({each.rank for each in dispatches}):
+        share = 0.0
+        lines = []
+        for each in (d for d in dispatches if d.rank == rank):
+            most = gpu.resident(each.waves, each.lds_bytes)
+            share += each.ctas / most if most else float("inf")
+            lines.append(
+                Fault(
+                    f"{each.program.name}: grid on rank {rank}",
+                    f"{each.ctas} CTAs of {each.waves} waves and {each.lds_bytes} bytes of LDS",
+                    f"at most {most} at once ({gpu.cus} compute units, {gpu.waves_per_cu} waves and "
+                    f"{gpu.lds_per_cu} bytes of LDS each)",
+                )
+            )
+        if share > 1:
+            raise NotResident("the grid cannot be resident at once", faults=lines)
