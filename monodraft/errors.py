@@ -51,3 +51,7 @@ class InputError(MonodraftError):
 
 class StepFailed(MonodraftError):
     """A draft step that ended in a bounded wait, naming the rank and the place of the first failure."""
+
+
+class KernelError(MonodraftError):
+    """A geometry, an argument of a device helper or a launch argument that cannot work; raised before anything runs."""
