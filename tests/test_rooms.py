@@ -12,6 +12,7 @@ ALLOWED = {
     "errors": set(),
     "formats": set(),
     "checkpoint": {"formats"},
+    "testing": {"checkpoint", "formats"},
     "drafter": {"checkpoint"},
     "plan": {"checkpoint", "formats"},
     "device": {"formats"},
