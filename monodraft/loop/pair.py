@@ -1,0 +1,107 @@
+"""A target, its tokenizer and a drafter: read from folders, and checked to belong together before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from monodraft.checkpoint.config import DraftConfig
+from monodraft.errors import CheckpointError, Fault, InputError, MonodraftError
+from monodraft.loop.target import Target
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+
+
+def check_folder(folder: Path, what: str) -> dict[str, Any]:
+    """The parsed `config.json` of a Hugging Face folder. Raises `InputError` or `CheckpointError` if there is none."""
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing there"
+        wanted = "a local folder in Hugging Face layout (fetch one with `hf download`)"
+        raise InputError(f"no {what}", [Fault(str(folder), found, wanted)])
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"unreadable {what}", [Fault(str(path), _reason(error), "a JSON file")]) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"unreadable {what}", [Fault(str(path), type(config).__name__, "a JSON object")])
+    return config
+
+
+def check_sizes(config: DraftConfig, drafter: Path, target_config: dict[str, Any], target: Path) -> None:
+    """Raise `InputError` with every size that keeps the drafter from reading the target's features, judged by the
+    two config files alone, before any weight is read."""
+    text = target_config.get("text_config") or target_config
+    faults = [
+        Fault(f"{target / 'config.json'}: {field}", str(text[field]), f"{mine}, the drafter's ({drafter})")
+        for field, mine in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size))
+        if field in text and text[field] != mine
+    ]
+    layers = text.get("num_hidden_layers")
+    if isinstance(layers, int) and config.target_layer_ids and max(config.target_layer_ids) >= layers:
+        where = f"{drafter / 'config.json'}: target layer ids"
+        faults.append(Fault(where, str(list(config.target_layer_ids)), f"ids under {layers}, the layers of {target}"))
+    if faults:
+        raise InputError("the drafter was not made for this target", faults)
+
+
+def load_target(folder: Path, config: DraftConfig, *, dtype: torch.dtype, device: str) -> Target:
+    """Load the target for a drafter. Every weight must be in the files: a missing one would be made up at random.
+
+    Raises `CheckpointError` for files that cannot be read or do not hold the model.
+    """
+    check_folder(folder, "target")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+        model, report = loaded
+    except Exception as error:  # transformers and safetensors raise many kinds for a bad file
+        fault = Fault(str(folder), _reason(error), "a causal language model")
+        raise CheckpointError("unreadable target", [fault]) from error
+    faults = [
+        Fault(f"{folder}: {name if isinstance(name, str) else name[0]}", found, "the tensor that the config asks for")
+        for key, found in (("missing_keys", "no such tensor"), ("mismatched_keys", "another shape"))
+        for name in sorted(report.get(key) or ())
+    ]
+    if faults:
+        raise CheckpointError("the target's files do not hold the model", faults)
+    return Target(model.to(torch.device(device)), config.target_layer_ids, name=str(folder))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a target's folder. Raises `CheckpointError` if there is none that can be read."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        fault = Fault(str(folder), _reason(error), "tokenizer files")
+        raise CheckpointError("unreadable tokenizer", [fault]) from error
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, vocab_size: int) -> None:
+    """Raise `InputError` for a tokenizer that can yield ids the target does not have. Fewer are normal (padding)."""
+    faults = []
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest < 0:
+        faults.append(Fault(f"{folder}: tokenizer", "an empty vocabulary", "the target's tokenizer"))
+    if highest >= vocab_size:
+        faults.append(Fault(f"{folder}: tokenizer's highest id", str(highest), f"at most {vocab_size - 1}"))
+    for name in SPECIAL_IDS:
+        value = getattr(tokenizer, name, None)
+        if value is not None and not 0 <= value < vocab_size:
+            faults.append(Fault(f"{folder}: tokenizer's {name}", str(value), f"0 to {vocab_size - 1}"))
+    if faults:
+        raise InputError("the tokenizer does not match the target", faults)
+
+
+def _reason(error: Exception) -> str:
+    """First line of an error, for a fault."""
+    if isinstance(error, MonodraftError):
+        raise error
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
