@@ -5,5 +5,6 @@
 
 from monodraft.device.geometry import Geometry
 from monodraft.device.health import Failure, next_tag
+from monodraft.device.lint import Finding, lint
 
-__all__ = ["Failure", "Geometry", "next_tag"]
+__all__ = ["Failure", "Finding", "Geometry", "lint", "next_tag"]

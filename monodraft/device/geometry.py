@@ -74,7 +74,7 @@ class Geometry:
         return min(FLAG_LIMIT, self.threads)
 
     def chunks(self, k: int) -> int:
-        """Chunks that each wave walks in a row of `k` values: chunk c of wave w is number `waves * c + w` of the row."""
+        """Chunks that each wave walks in a row of `k` values; chunk c of wave w is number `waves * c + w` of it."""
         check_depth(k)
         return -(-(k // CHUNK) // self.waves)
 

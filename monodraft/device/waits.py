@@ -1,8 +1,8 @@
 """Hand-offs between CTAs and between ranks, and the bound on every wait.
 
 A *tagged pair* is 8 bytes, (value word, tag word), written by one store, so value and tag arrive together. A tag is the
-launch's epoch (`health.next_tag`): never 0, another one in every launch that may find old pairs in the memory. A region must not
-be written with a later tag before its readers have taken the earlier one: that is the plan's duty.
+launch's epoch (`health.next_tag`): never 0, another one in every launch that may find old pairs in the memory. A region
+must not be written with a later tag before its readers have taken the earlier one: that is the plan's duty.
 
 Every wait has a bound (`Bound`): an absolute deadline on the 100 MHz clock, and a health word that all CTAs of all
 ranks share. A wait that expires records itself there and returns; waits that see the record give up. The kernel then
@@ -12,7 +12,7 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from monodraft.device import flydsl_names as fly
 from monodraft.device.checks import require_among, require_range, require_type, require_uniform
 from monodraft.device.flydsl_names import traced
 from monodraft.device.geometry import Geometry
+from monodraft.device.lint import FLAG_MARK, WAIT_MARK
 from monodraft.device.memory import CM_DEV, CM_SYS, load_words, require_coherent, resource, st
 from monodraft.device.numbers import opaque
 
@@ -67,6 +68,7 @@ def _spin(load_all: Callable[[Any], Any], pending: Callable[[Any], Any], dl: Any
     Returns (values, failed): `DONE`, `EXPIRED` or `ABANDONED`, the same in all lanes; values of a failed wait are junk.
     A wait that succeeds at once reads neither the clock nor the health word.
     """
+    _mark(WAIT_MARK)
     rounds = fx.Int32(0)
     failed = fx.Int32(DONE)
     values = load_all(rounds)
@@ -82,7 +84,7 @@ def _spin(load_all: Callable[[Any], Any], pending: Callable[[Any], Any], dl: Any
         still = fly.ballot(pending(values)) != 0
         failed = still.select(verdict, fx.Int32(DONE))
         waiting = still & (verdict == DONE)
-    _keep_order()
+    _mark()
     return values, failed
 
 
@@ -93,9 +95,9 @@ def _verdict(dl: Any, health: Any) -> Any:
     return (record != 0).select(fx.Int32(ABANDONED), late.select(fx.Int32(EXPIRED), fx.Int32(DONE)))
 
 
-def _keep_order() -> None:
-    """Keep the compiler from moving or merging memory accesses across this point; no instruction."""
-    fly.asm_void("", "~{memory}")
+def _mark(name: str = "") -> None:
+    """Keep the compiler from moving or merging memory accesses across this point; leaves a comment, no instruction."""
+    fly.asm_void(f"; {name}" if name else "", "~{memory}")
 
 
 @traced
@@ -179,10 +181,11 @@ def publish(base: Any, i: Any, tag: Any, cm: int = CM_DEV) -> None:
     require_coherent("publish", cm)
     require_uniform("publish", "base", base)
     require_uniform("publish", "tag", tag, fx.Int32)
-    _keep_order()
+    _mark()
     fly.wait_vmcnt_zero()
     gpu.barrier()
     if fx.thread_idx.x == 0:
+        _mark(FLAG_MARK)
         st(base, i, tag, cm)
 
 
@@ -216,8 +219,9 @@ def require_site(helper: str, site: object) -> None:
     require_range(helper, "site", site, 0, 2**31 - 1)
 
 
-def _any(conditions: Any) -> Any:
-    some = None
-    for condition in conditions:
-        some = condition if some is None else some | condition
-    return some
+def _any(conditions: Iterable[Any]) -> Any:
+    """Boolean per lane: one of the `conditions` holds."""
+    first, *others = conditions
+    for condition in others:
+        first = first | condition
+    return first
