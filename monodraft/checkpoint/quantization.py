@@ -12,8 +12,8 @@ MXFP8 = {"quant_method": "mxfp8", "weight_block_size": [1, 32]}
 
 def read_mxfp8(reader: Reader) -> bool:
     """Whether the seven linears of each layer are MXFP8; faults for every other quantisation."""
-    places = [path for path in ("quantization_config", "text_config.quantization_config") if reader.at(path)]
-    found = [path for path in places if reader.at(path) is not ABSENT]
+    places = ("quantization_config", "text_config.quantization_config")
+    found = [path for path in places if reader.at(path) not in (ABSENT, None)]
     for path in found:
         for name, wanted in MXFP8.items():
             value = reader.at(f"{path}.{name}")

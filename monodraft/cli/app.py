@@ -6,8 +6,11 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from monodraft import __version__
+from monodraft.cli import inspect, pack
+from monodraft.cli.kernels import kernels
 from monodraft.errors import MonodraftError
 
 app = typer.Typer(
@@ -27,13 +30,20 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
+app.command()(kernels)
+
+
+app.command("inspect")(inspect.inspect)
+app.command("pack")(pack.pack_command)
+
+
 def main() -> None:
     """Entry point. Exit codes: 0 done, 2 a mistake that the user can mend, 130 interrupted, 1 a defect of ours."""
     stderr = Console(stderr=True)
     try:
         app()
     except MonodraftError as error:
-        stderr.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         stderr.print("interrupted")

@@ -1,0 +1,1 @@
+"""Who computes what: ranks, bytes per stage, bandwidth floors. Plain data, no GPU import."""
