@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from monodraft import __version__
 from monodraft.cli import inspect, pack
+from monodraft.cli.generate import generate
 from monodraft.cli.kernels import kernels
 from monodraft.errors import MonodraftError
 
@@ -30,6 +31,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
+app.command()(generate)
 app.command()(kernels)
 
 

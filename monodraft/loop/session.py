@@ -54,10 +54,8 @@ class Session:
 
         Raises `InputError` naming every fault of the request, before anything is opened.
         """
+        self.check([request])
         longest = self.longest_text
-        faults = self._request_faults(request, longest)
-        if faults:
-            raise InputError("the request cannot run", faults)
         wanted = len(request.prompt) + request.max_new_tokens
         state = RequestState(
             id=self._next_id,
@@ -70,6 +68,12 @@ class Session:
         self._states[state.id] = state
         self._next_id += 1
         return state.id
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raise `InputError` naming every fault of the requests; nothing is opened."""
+        faults = [fault for request in requests for fault in self._request_faults(request, self.longest_text)]
+        if faults:
+            raise InputError("the request cannot run", faults)
 
     def cancel(self, request: int) -> None:
         """End a request where it stands; it keeps its text and can still serve as a prefix."""

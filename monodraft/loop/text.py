@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 REPLACEMENT = "�"
 """What a decoder puts for bytes that are not a whole character yet."""
@@ -43,6 +44,16 @@ class TextStream:
         text = self._decode(self._ids[self._from :])
         self._from = self._shown = len(self._ids)
         return text[len(before) :]
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to text by a Hugging Face tokenizer, without special tokens and without tidying of spaces."""
+
+    def decode(ids: Sequence[int]) -> str:
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(ids), **options))
+
+    return decode
 
 
 def printable(text: str) -> str:
