@@ -32,13 +32,13 @@ COLUMNS = {
     "vgprs": "VGPR",
     "sgprs": "SGPR",
     "lds_bytes": "LDS",
-    "scratch_bytes": "scratch",
+    "scratch_bytes": "scr",
     "instructions": "all",
-    "vector": "vector",
-    "scalar": "scalar",
-    "global": "global",
+    "vector": "vec",
+    "scalar": "scal",
+    "global": "glob",
     "lds": "ds",
-    "matrix": "matrix",
+    "matrix": "mat",
 }
 
 

@@ -13,13 +13,14 @@ from monodraft.device.isa import Kernel, parse
 
 WAIT_MARK = "wait"
 FLAG_MARK = "flag"
+CLOCKS = ("s_memrealtime", "s_memtime")
 
 
 @dataclass(frozen=True)
 class Finding:
     """One thing wrong: `kernel`, `rule` (below), the number of the `instruction` in the kernel, and its text.
 
-    poll-gone: after a `; wait` there is no loop with a coherent load: LLVM deleted or emptied it.
+    poll-gone: after a `; wait` there is no loop with a coherent load in every round: LLVM deleted or emptied it.
     poll-stale: a loop that reads the clock or sleeps has no coherent load in it.
     poll-unbounded: the loop of a `; wait` never reads the clock.
     flag-undrained: a flag is stored while a store of this wave may be outstanding, or while one was at the last
@@ -50,21 +51,27 @@ def _marks(kernel: Kernel, mark: str) -> list[int]:
 
 
 def _polls(kernel: Kernel) -> Iterator[Finding]:
-    marks = _marks(kernel, WAIT_MARK)
-    stop = frozenset(marks)
-    loops = kernel.loops(without=stop)
-    for mark in marks:
-        after = kernel.reachable(mark, stop)
-        polls = [loop for loop in loops if loop <= after and _has_coherent_load(kernel, loop)]
+    marks = frozenset(_marks(kernel, WAIT_MARK))
+    # Rounds that look at the clock load the health word too; the wait's own load must be in the others as well.
+    short_loops = kernel.loops(without=marks | _clocks(kernel))
+    loops = kernel.loops(without=marks)
+    for mark in sorted(marks):
+        after = kernel.reachable(mark, marks)
+        polls = [loop for loop in loops if loop <= after and _polls_every_round(kernel, loop, short_loops)]
         if not polls:
             yield _finding(kernel, "poll-gone", mark)
-        elif not any(_reads_clock(kernel, loop) for loop in polls):
+        elif not any(loop & _clocks(kernel) for loop in polls):
             yield _finding(kernel, "poll-unbounded", mark)
+
+
+def _polls_every_round(kernel: Kernel, loop: frozenset[int], short_loops: list[frozenset[int]]) -> bool:
+    inside = [short for short in short_loops if short <= loop]
+    return all(_has_coherent_load(kernel, each) for each in [loop, *inside])
 
 
 def _stale_loops(kernel: Kernel) -> Iterator[Finding]:
     for loop in kernel.loops():
-        waits = [i for i in loop if kernel.instructions[i].mnemonic in ("s_memrealtime", "s_memtime", "s_sleep")]
+        waits = [i for i in loop if kernel.instructions[i].mnemonic in (*CLOCKS, "s_sleep")]
         if waits and not _has_coherent_load(kernel, loop):
             yield _finding(kernel, "poll-stale", min(waits))
 
@@ -73,8 +80,8 @@ def _has_coherent_load(kernel: Kernel, loop: frozenset[int]) -> bool:
     return any(kernel.instructions[i].is_load and kernel.instructions[i].is_coherent for i in loop)
 
 
-def _reads_clock(kernel: Kernel, loop: frozenset[int]) -> bool:
-    return any(kernel.instructions[i].mnemonic in ("s_memrealtime", "s_memtime") for i in loop)
+def _clocks(kernel: Kernel) -> frozenset[int]:
+    return frozenset(i for i, each in enumerate(kernel.instructions) if each.mnemonic in CLOCKS)
 
 
 @dataclass(frozen=True)
