@@ -59,7 +59,9 @@ class DraftLayer:
         """Unrounded stream s [B g, H] in `work` to the next one; request b's rows stand at starts[b] and on."""
         numerics, config = self._numerics, self._config
         h = numerics.stored(self._input_norm(numerics, s))
+        note("input_norm", h)
         heads = self._q(h).unflatten(-1, (config.num_heads, config.head_dim))
+        note("q_linear", heads)
         q = numerics.stored(self._rope.rotate(self._q_norm(numerics, heads), tables))
         k, v = self.keys_values(h, tables)
         note("q", q)
@@ -74,7 +76,11 @@ class DraftLayer:
         note("attention", attention)
         s = self._joined(s, self._o(attention), self._attention_output_norm, "o", note)
         h = numerics.stored(self._post_norm(numerics, s))
-        hidden = gated(numerics, config, *self._gate_up(h).chunk(2, -1))
+        note("post_norm", h)
+        gate, up = self._gate_up(h).chunk(2, -1)
+        note("gate", gate)
+        note("up", up)
+        hidden = gated(numerics, config, gate, up)
         note("ffn", hidden)
         s = self._joined(s, self._down(hidden), self._ffn_output_norm, "down", note)
         return s if self._scalar is None else s * numerics.widened(self._scalar)

@@ -23,20 +23,21 @@ WAVES = 8
 
 @dataclass(frozen=True)
 class Chunked:
-    """Rows of decoded MXFP8: `rows` [R, K] as a whole and `chunks` [C, R, 128] cut along K."""
+    """Rows of decoded MXFP8: `rows` [R, K] as a whole and `chunks` float64 [C, R, 128] cut along K."""
 
     rows: Rows
-    chunks: Rows
+    chunks: torch.Tensor
 
     @classmethod
     def of(cls, values: torch.Tensor) -> Chunked:
         """From float64 [R, K]."""
         padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % CHUNK))
-        chunks = padded.unflatten(-1, (-1, CHUNK)).transpose(0, 1).contiguous()
-        return cls(Rows.of(values), Rows.of(chunks))
+        return cls(Rows.of(values), padded.unflatten(-1, (-1, CHUNK)).transpose(0, 1).contiguous())
 
 
-def instruction(accumulator: torch.Tensor, x: Rows, w: Rows, exact: torch.Tensor | None) -> torch.Tensor:
+def instruction(
+    accumulator: torch.Tensor, x: torch.Tensor, w: torch.Tensor, exact: torch.Tensor | None
+) -> torch.Tensor:
     """float32 [C, M, N]: each accumulator plus the products of its chunk, x [C, M, 128] times w [C, N, 128].
 
     ASSUMPTION about `v_mfma_scale_f32_16x16x128_f8f6f4`: the 128 scaled products and the old accumulator are summed
@@ -46,14 +47,15 @@ def instruction(accumulator: torch.Tensor, x: Rows, w: Rows, exact: torch.Tensor
     `exact` bool [M, N] says where float64 makes no error anyway, None that it never does.
     """
     old = accumulator.to(torch.float64)
-    sums = old + x.values @ w.values.mT
+    sums = old + x @ w.mT
     if exact is None:
         return sums.to(torch.float32)
-    magnitude = (x.norms[..., :, None] * w.norms[..., None, :] + old.abs()).masked_fill(exact, 0.0)
+    norms = torch.linalg.vector_norm(x, dim=-1), torch.linalg.vector_norm(w, dim=-1)
+    magnitude = (norms[0][..., :, None] * norms[1][..., None, :] + old.abs()).masked_fill(exact, 0.0)
 
     def terms(flat: torch.Tensor) -> torch.Tensor:
         c, m, n = torch.unravel_index(flat, sums.shape)
-        return torch.cat([old[c, m, n, None], x.values[c, m] * w.values[c, n]], -1)
+        return torch.cat([old[c, m, n, None], x[c, m] * w[c, n]], -1)
 
     return rounded.settle(sums, rounded.error_bound(CHUNK + 1, magnitude), torch.float32, terms)
 
@@ -62,17 +64,12 @@ def wave_sum(x: Chunked, w: Chunked) -> torch.Tensor:
     """float32 [M, N]: rows of x times rows of w, summed in the order of this module."""
     # Accumulators, also after their rounding to float32, are multiples of the product of the lowest bits, as all sums.
     exact = None if rounded.all_exact(x.rows, w.rows) else rounded.exact_pairs(x.rows, w.rows)
-    count, rows, columns = len(x.chunks.values), len(x.rows.norms), len(w.rows.norms)
-    partials = torch.zeros(WAVES, rows, columns, dtype=torch.float32, device=w.rows.norms.device)
-    for start in range(0, count, WAVES):
-        here = slice(start, min(start + WAVES, count))
-        waves = here.stop - start
-        partials[:waves] = instruction(partials[:waves], _cut(x.chunks, here), _cut(w.chunks, here), exact)
+    shape = (WAVES, len(x.rows.norms), len(w.rows.norms))
+    partials = torch.zeros(shape, dtype=torch.float32, device=w.chunks.device)
+    for x_turn, w_turn in zip(x.chunks.split(WAVES), w.chunks.split(WAVES), strict=True):
+        waves = len(x_turn)
+        partials[:waves] = instruction(partials[:waves], x_turn, w_turn, exact)
     result = partials[0]
     for wave in range(1, WAVES):
         result = result + partials[wave]
     return result
-
-
-def _cut(chunks: Rows, here: slice) -> Rows:
-    return Rows(chunks.values[here], chunks.norms[here], chunks.spans[here])
