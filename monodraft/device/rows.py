@@ -76,10 +76,10 @@ def norm_row(
 ) -> list[Any]:
     """RMSNorm of a row held 16 values a thread; returns the thread's 16 values, each a bf16 as Float32.
 
-    s = bf16(values + residual) becomes the new residual (`add=False`: s = bf16(values), the old residual is ignored).
-    Result, Gemma (`unit_offset`): bf16(s * rstd * (1 + w)), 1 + w in f32; otherwise bf16(bf16(s * rstd) * w), as
-    Hugging Face's Qwen3. rstd = `v_rsq_f32`(sum * fl(1 / hidden) + eps), sum = f32 sum of s^2 in the order of
-    `square_sum`.
+    s = values + residual in f32 (`add=False`: s = values, the old residual is ignored); bf16(s) becomes the new
+    residual, the norm reads the unrounded s (vLLM's fused add and norm, the contract of `monodraft.reference`).
+    Result, Gemma (`unit_offset`): bf16(s * rstd * (1 + w)), 1 + w in f32; otherwise bf16(s * rstd * w). rstd =
+    `v_rsq_f32`(sum * fl(1 / hidden) + eps), sum = f32 sum of s^2 in the order of `square_sum`.
 
     `w`: 8 words of `norm_w`. `res`: LDS Int32 pointer, `geo.residual_words()` bf16-pair words, a thread's own 8 at
     8 tid, 16-aligned. `red`: LDS Float32 pointer, `geo.waves` words of scratch; a barrier before they are written makes
@@ -87,17 +87,17 @@ def norm_row(
     """
     require_values("norm_row", values)
     own = res + fx.thread_idx.x * (ROW_VALUES // 2)
+    s = list(values)
     if const_expr(add):
-        values = [a + b for a, b in zip(values, unpack_pairs(_lds_words(own)), strict=True)]
-    words = pack_pairs(values)
+        s = [a + b for a, b in zip(s, unpack_pairs(_lds_words(own)), strict=True)]
+    words = pack_pairs(s)
     for half in (0, 4):
         fx.ptr_store(fx.Vector.from_elements(words[half : half + 4], fx.Int32), own + half)
-    s = unpack_pairs(words)
     rstd = hw_rsqrt(square_sum(geo, s, red) * fx.Float32(1.0 / geo.hidden) + fx.Float32(eps))
     weights = unpack_pairs(w)
     if const_expr(unit_offset):
-        return [bf16r(x * rstd * (weight + 1.0)) for x, weight in zip(s, weights, strict=True)]
-    return [bf16r(bf16r(x * rstd) * weight) for x, weight in zip(s, weights, strict=True)]
+        weights = [weight + 1.0 for weight in weights]
+    return [bf16r(x * rstd * weight) for x, weight in zip(s, weights, strict=True)]
 
 
 @traced

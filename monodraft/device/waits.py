@@ -121,7 +121,7 @@ def _settle(failed: Any, bound: Bound, site: Any) -> None:
         fail(bound.health, bound.rank, site)
 
 
-def poll_pairs(base: Any, idx: Any, n: int, tag: Any, bound: Bound, site: int, cm: int = CM_SYS) -> list[Any]:
+def poll_pairs(base: Any, idx: Any, n: int, tag: Any, bound: Bound, site: Any, cm: int = CM_SYS) -> list[Any]:
     """Wait for the `n` (1, 2, 4 or 8) tagged pairs from pair `idx` (per lane) of `base` to carry `tag`.
 
     Returns their n value words (Int32). `tag`: Int32, uniform. `site` names the wait in the health word. The pairs must
@@ -136,7 +136,7 @@ def poll_rows(
     n: int,
     tag: Any,
     bound: Bound,
-    site: int,
+    site: Any,
     cm: int = CM_SYS,
     nbytes: Any = None,
 ) -> list[list[Any]]:
@@ -189,7 +189,7 @@ def publish(base: Any, i: Any, tag: Any, cm: int = CM_DEV) -> None:
         st(base, i, tag, cm)
 
 
-def wait_flags(geo: Geometry, base: Any, n: int, tag: Any, bound: Bound, site: int, cm: int = CM_DEV) -> None:
+def wait_flags(geo: Geometry, base: Any, n: int, tag: Any, bound: Bound, site: Any, cm: int = CM_DEV) -> None:
     """Wait for flags 0 .. n-1 (Int32 words) of `base` to equal `tag`, one a thread, then a CTA barrier.
 
     After it, every thread of the CTA may read what the publishers stored before their flags, with policy `cm`. All
@@ -215,8 +215,11 @@ def wait_flags(geo: Geometry, base: Any, n: int, tag: Any, bound: Bound, site: i
 
 
 def require_site(helper: str, site: object) -> None:
-    """Refuse a wait whose site is not a compile-time number of 31 bits."""
-    require_range(helper, "site", site, 0, 2**31 - 1)
+    """Refuse a wait whose site is neither a number of 31 bits nor a uniform Int32 (a wait in a loop over layers)."""
+    if isinstance(site, fx.Int32):
+        require_uniform(helper, "site", site, fx.Int32)
+    else:
+        require_range(helper, "site", site, 0, 2**31 - 1)
 
 
 def _any(conditions: Iterable[Any]) -> Any:
