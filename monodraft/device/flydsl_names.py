@@ -118,14 +118,24 @@ def wait_vmcnt_zero() -> None:
 # -- where a value comes from -----------------------------------------------------------------------------------------
 
 _UNIFORM_RESULTS = ("rocdl.readfirstlane", "rocdl.readlane", "rocdl.ballot", "gpu.block_id", "gpu.grid_dim")
-_LANE_RESULTS = ("gpu.thread_id", "gpu.lane_id", "rocdl.mbcnt", "rocdl.ds_", "rocdl.permlane", "rocdl.workitem")
+_LANE_RESULTS = (
+    "gpu.thread_id",
+    "gpu.lane_id",
+    "rocdl.mbcnt",
+    "rocdl.ds_",
+    "rocdl.permlane",
+    "rocdl.workitem",
+    # Uniform or not, their results sit in vector registers.
+    "rocdl.raw.ptr.buffer.load",
+    "llvm.inline_asm",
+)
 
 
 def lane_dependence(value: Any) -> str | None:
     """Name of the operation that makes `value` differ between lanes, or None when nothing in its history does.
 
-    Walks the operations that the value was computed from. Loads differ between lanes only if their address does. A
-    value carried round a loop or out of an `if` is followed through its first value only.
+    Walks the operations that the value was computed from. What a buffer load or inline assembly gave counts as
+    different: LLVM takes it so, `first_lane` makes it uniform. A value carried round a loop is not followed further.
     """
     seen: set[int] = set()
     todo = [raw(value)]
@@ -139,7 +149,7 @@ def lane_dependence(value: Any) -> str | None:
         if isinstance(owner, ir.Block):
             parent = owner.owner
             if parent is not None and parent.name == "scf.for":
-                todo.extend(parent.operands)
+                todo.extend(_loop_sources(parent, ir.BlockArgument(current).arg_number - 1))
             continue
         operation = owner.operation if hasattr(owner, "operation") else owner
         name = operation.name
@@ -147,8 +157,17 @@ def lane_dependence(value: Any) -> str | None:
             return str(name)
         if name.startswith(_UNIFORM_RESULTS):
             continue
+        if name == "scf.for":
+            todo.extend(_loop_sources(operation, ir.OpResult(current).result_number))
+            continue
         todo.extend(operation.operands)
     return None
+
+
+def _loop_sources(loop: Any, carried: int) -> list[Any]:
+    """What value `carried` of an `scf.for` starts from; for -1, its counter, the bounds and the step."""
+    operands = list(loop.operands)
+    return operands[:3] if carried < 0 else [operands[3 + carried]]
 
 
 # -- lowering without a GPU --------------------------------------------------------------------------------------------
