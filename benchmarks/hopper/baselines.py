@@ -1,0 +1,94 @@
+"""The same draft step in PyTorch: eager and torch.compile, both captured into a CUDA graph by the caller.
+
+Same inputs and result as the kernels' step without new context rows: block of 7 rows, 5 layers over cached context K/V,
+final norm, LM head, serial Markov chain with argmax, confidence. bf16 weights (engines dequantise MXFP8 off gfx95x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from monodraft.checkpoint.config import Activation, DraftConfig, Norm
+from monodraft.checkpoint.weights import DraftWeights
+
+
+def draft_step(
+    config: DraftConfig, weights: DraftWeights, context: int
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """A function that drafts one block after `context` random K/V rows: (tokens [g], confidence [g])."""
+    c, g, d, device = config, config.block_size, config.head_dim, weights.embed.device
+    nq, nk = c.num_heads, c.num_kv_heads
+    add = 1.0 if c.norm is Norm.GEMMA else 0.0
+    eps = c.rms_norm_eps
+
+    def factor(w: torch.Tensor) -> torch.Tensor:
+        return (w.float() + add).to(torch.bfloat16)
+
+    layers = []
+    for layer in weights.layers:
+        assert isinstance(layer.q, torch.Tensor)
+        layers.append(
+            {
+                "qkv": torch.cat([layer.q, layer.k, layer.v]),  # type: ignore[list-item]
+                "o": layer.o,
+                "gate_up": torch.cat([layer.gate, layer.up]),  # type: ignore[list-item]
+                "down": layer.down,
+                "n1": factor(layer.input_norm),
+                "n2": factor(layer.post_norm),
+                "qn": factor(layer.q_norm),
+                "kn": factor(layer.k_norm),
+                "k": torch.randn(1, nk, context + g, d, device=device, dtype=torch.bfloat16),
+                "v": torch.randn(1, nk, context + g, d, device=device, dtype=torch.bfloat16),
+            }
+        )
+    final, r = factor(weights.final_norm), c.rotary_dim
+    inverse = c.rope_theta ** (-torch.arange(0, r, 2, device=device).float() / r)
+    angle = torch.arange(context, context + g, device=device).float()[:, None] * inverse
+    cos, sin = torch.cat([angle.cos()] * 2, -1).bfloat16(), torch.cat([angle.sin()] * 2, -1).bfloat16()
+    ids = torch.tensor([11] + [c.mask_token_id] * (g - 1), device=device)
+    assert weights.confidence_weight is not None
+    assert weights.confidence_bias is not None
+    p, bias = weights.confidence_weight, weights.confidence_bias
+
+    def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), w, eps)
+
+    def rope(x: torch.Tensor) -> torch.Tensor:
+        turned, rest = x[..., :r], x[..., r:]
+        half = torch.cat([-turned[..., r // 2 :], turned[..., : r // 2]], -1)
+        return torch.cat([turned * cos + half * sin, rest], -1)
+
+    def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if c.activation is Activation.SILU:
+            return F.silu(gate) * up
+        s = c.swiglu
+        assert s is not None
+        gate, up = gate.clamp(max=s.limit), up.clamp(-s.limit, s.limit)
+        return gate * torch.sigmoid(s.alpha * gate) * (up + s.beta)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        x = F.embedding(ids, weights.embed)
+        for w in layers:
+            heads = F.linear(norm(x, w["n1"]), w["qkv"]).view(g, nq + 2 * nk, d).transpose(0, 1)
+            q, k, v = heads.split([nq, nk, nk])
+            q, k = rope(norm(q, w["qn"])), rope(norm(k, w["kn"]))
+            w["k"][0, :, context:] = k
+            w["v"][0, :, context:] = v
+            a = F.scaled_dot_product_attention(q[None], w["k"], w["v"], enable_gqa=True)
+            x = x + F.linear(a[0].transpose(0, 1).reshape(g, nq * d), w["o"])
+            gate, up = F.linear(norm(x, w["n2"]), w["gate_up"]).chunk(2, -1)
+            x = x + F.linear(gated(gate, up), w["down"])
+        x = norm(x, final)
+        base, previous, tokens, rows = F.linear(x, weights.lm_head), ids[:1], [], []
+        for j in range(g):
+            e = F.embedding(previous, weights.markov_w1)
+            rows.append(e)
+            previous = (base[j : j + 1].float() + F.linear(e, weights.markov_w2).float()).argmax(-1)
+            tokens.append(previous)
+        confidence = F.linear(torch.cat([x, torch.cat(rows)], -1), p, bias)[:, 0]
+        return torch.cat(tokens), confidence
+
+    return step

@@ -1,0 +1,188 @@
+"""Correctness on the device: every stage, whole drafts, repeats, forms, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.drafter import Anchor, ContextRows
+from monodraft.errors import StepFailed
+from monodraft.hopper.drafter import HopperDrafter
+from monodraft.hopper.step import Form
+from monodraft.reference.drafter import ReferenceDrafter
+
+ACTIVATION_SCALE = 2.0**64
+
+
+def plain(buffer: torch.Tensor) -> torch.Tensor:
+    """Activations in fragment order [rows, K] to row-major."""
+    rows, k = buffer.shape
+    return buffer.view(rows // 8, k // 32, 8, 4, 8).permute(0, 2, 1, 3, 4).reshape(rows, k)
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative error in the 2-norm; NaN stays NaN."""
+    found, wanted = found.double().cpu(), wanted.double().cpu().view_as(found)
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+def features(config: DraftConfig, rows: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(rows, config.feature_size, device="cuda", generator=generator).bfloat16()
+
+
+def pair_of(
+    config: DraftConfig, weights: DraftWeights, mxfp8: bool, **options: object
+) -> tuple[HopperDrafter, ReferenceDrafter]:
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=4, max_positions=2048, **options)  # type: ignore[arg-type]
+    theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", device="cuda", max_requests=4)
+    return ours, theirs
+
+
+def stages(
+    config: DraftConfig, weights: DraftWeights, mxfp8: bool, lengths: list[int], **options: object
+) -> dict[str, float]:
+    """Relative error of every stage of one step against the reference's record, worst over the layers."""
+    ours, theirs = pair_of(config, weights, mxfp8, **options)
+    generator = torch.Generator().manual_seed(5)
+    anchors = []
+    for request, length in enumerate(lengths):
+        for drafter in (ours, theirs):
+            drafter.open(request)
+            drafter.commit([ContextRows(request, 0, features(config, length, request))])
+        anchors.append(Anchor(request, int(torch.randint(0, config.vocab_size, (), generator=generator)), length))
+    with theirs.recording() as record:
+        wanted = theirs.propose_with_margins(anchors, logits=True)
+    step, buffers, g = ours.step, ours.workspace.buffers, config.block_size
+    rows = len(anchors) * g
+    found: dict[str, float] = {}
+
+    def note(name: str, value: torch.Tensor, key: str) -> None:
+        found[name] = max(found.get(name, 0.0), error) if (error := difference(value, record[key])) == error else error
+
+    scale = ACTIVATION_SCALE if mxfp8 else 1.0
+    h, q, f = config.hidden_size, config.q_size, config.ffn_size
+    corrected = ours.workspace.keep_logits()
+    real = step.launch
+
+    def one_by_one(first: int, count: int) -> None:
+        for stage in range(first, first + count):
+            step.kernel.launch(step.arguments(stage, 1), dependent=False)
+            torch.cuda.synchronize()
+            name = step.plan[stage].name
+            layer, _, kind = name.removeprefix("layers.").partition(".")
+            if count <= 3 and name != "prepare":
+                continue
+            if name == "prepare" and count > 3:
+                note("embedding", plain(buffers["residual"])[:rows, :h], "embedding")
+            elif kind == "qkv":
+                qkv = buffers["qkv"][:rows].view(rows, -1, 128)
+                note("q_linear", qkv[:, : config.num_heads], f"layer{layer}.q_linear")
+                note("v", qkv[:, config.num_heads + config.num_kv_heads :], f"layer{layer}.v")
+            elif kind == "combine":
+                note("attention", plain(buffers["attended"])[:rows, :q].double() / scale, f"layer{layer}.attention")
+            elif kind == "o":
+                note("o.residual", plain(buffers["residual"])[:rows, :h], f"layer{layer}.o.residual")
+            elif kind == "gate_up":
+                note("ffn", plain(buffers["gated"])[:rows, :f].double() / scale, f"layer{layer}.ffn")
+            elif kind == "down":
+                note("down.residual", plain(buffers["residual"])[:rows, :h], f"layer{layer}.down.residual")
+            elif name == "lm_head":
+                note("base_logits", buffers["logits"][:rows, : config.vocab_size], "base_logits")
+
+    step.launch = one_by_one  # type: ignore[method-assign]
+    drafts = ours.propose(anchors, logits=True)
+    step.launch = real  # type: ignore[method-assign]
+    note("corrected", corrected[:rows, : config.vocab_size], "corrected_logits")
+    for request, length in enumerate(lengths):
+        pages = ours._table.pages(request)
+        for layer in range(config.num_layers):
+            theirs_kv = theirs.pool.read(request, layer, 0)
+            for which, wanted_kv in enumerate((theirs_kv.keys, theirs_kv.values)):
+                pool = (
+                    buffers["pool"][pages, layer, which].transpose(1, 2).reshape(-1, config.num_kv_heads, 128)[:length]
+                )
+                error = difference(pool, wanted_kv)
+                name = ("context.k", "context.v")[which]
+                found[name] = max(found.get(name, 0.0), error) if error == error else error
+    same = [bool(torch.equal(d.tokens, w.draft.tokens.cpu())) for d, w in zip(drafts, wanted, strict=True)]
+    found["tokens differ"] = float(len(same) - sum(same))
+    if config.has_confidence:
+        errors = [
+            float((d.confidence - w.draft.confidence.cpu()).abs().max())  # type: ignore[operator,union-attr]
+            for d, w in zip(drafts, wanted, strict=True)
+        ]
+        found["confidence abs"] = max(errors)
+    return found
+
+
+def repeats(ours: HopperDrafter, anchors: list[Anchor], count: int = 100) -> int:
+    """How many of `count` repeated steps differ in any byte of tokens, logits or confidence from the first."""
+    corrected = ours.workspace.keep_logits()
+    ours.propose(anchors, logits=True)
+    first = (corrected.clone(), ours.workspace.buffers["result"].clone())
+    graph = ours.step.capture(context=False)
+    bad = 0
+    for _ in range(count):
+        corrected.fill_(float("nan"))
+        ours.workspace.buffers["result"].fill_(0)
+        graph.replay()
+        torch.cuda.synchronize()
+        used = len(anchors) * ours.config.block_size
+        same = torch.equal(corrected[:used, : ours.config.vocab_size], first[0][:used, : ours.config.vocab_size])
+        bad += not (same and torch.equal(ours.workspace.buffers["result"], first[1]))
+    return bad
+
+
+def forms_agree(ours: HopperDrafter, anchors: list[Anchor]) -> bool:
+    """One launch and the chain give the same bytes: corrected logits, tokens, confidence."""
+    corrected, results = ours.workspace.keep_logits(), []
+    for form in (Form.ONE_LAUNCH, Form.CHAIN):
+        ours.step.form = form
+        corrected.fill_(float("nan"))
+        ours.propose(anchors, logits=True)
+        used = len(anchors) * ours.config.block_size
+        results.append((corrected[:used, : ours.config.vocab_size].clone(), ours.workspace.buffers["result"].clone()))
+    ours.step.form = Form.ONE_LAUNCH
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def bounded(ours: HopperDrafter, anchors: list[Anchor], cta: int, stage: int) -> dict[str, object]:
+    """A CTA that never publishes at a stage: the error's text, and whether the step after reset() is right again."""
+    wanted = [draft.tokens.tolist() for draft in ours.propose(anchors)]
+    ours.step.fault = (cta, stage)
+    message = "no error"
+    try:
+        ours.propose(anchors)
+    except StepFailed as error:
+        message = str(error)
+    ours.step.fault = (-1, -1)
+    refused = False
+    try:
+        ours.propose(anchors)
+    except StepFailed:
+        refused = True
+    ours.reset()
+    again = [draft.tokens.tolist() for draft in ours.propose(anchors)]
+    name = ours.step.plan[stage].name
+    named = f"stage {name}," in message and f"CTA {cta}:" in message
+    return {"stage": name, "cta": cta, "named": named, "refused": refused, "right": again == wanted, "message": message}
+
+
+def prepared(
+    config: DraftConfig, weights: DraftWeights, mxfp8: bool, length: int, **options: object
+) -> tuple[HopperDrafter, list[Anchor]]:
+    """A drafter with one request of `length` committed positions, projected already."""
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=2, **options)  # type: ignore[arg-type]
+    ours.open(0)
+    for start in range(0, length, 256):
+        ours.commit([ContextRows(0, start, features(config, min(256, length - start), start))])
+    anchors = [Anchor(0, 11, length)]
+    ours.propose(anchors)
+    return ours, anchors
+
+
+Check = Callable[[], object]

@@ -1,0 +1,219 @@
+"""Builds, checks and times the Hopper backend in one call on a Hopper GPU; a short table last, JSON under --out.
+
+    PYTHONPATH=. python3 benchmarks/hopper/device_run.py small full time --out results
+
+Sections: `small` (stages, repeats, forms, bounds on small drafters and the shipped pair), `full` (released shapes, one
+step each against the reference), `time` (kernels alone), `compare` (kernels and PyTorch in one run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import checks
+import shapes
+import timing
+from baselines import draft_step
+
+from monodraft.checkpoint import load_drafter
+from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.hopper.build import toolkit_version
+from monodraft.hopper.drafter import HopperDrafter
+from monodraft.hopper.plan import CONTEXT_STAGES, step_bytes
+from monodraft.hopper.step import Form
+from monodraft.testing import random_config
+from monodraft.testing import random_weights as small_weights
+
+RESULTS: dict[str, object] = {}
+START = time.monotonic()
+
+
+def record(name: str, value: object) -> None:
+    RESULTS[name] = value
+    shown = (
+        {k: round(v, 5) if isinstance(v, float) else v for k, v in value.items()} if isinstance(value, dict) else value
+    )
+    print(f"[{time.monotonic() - START:6.1f}] {name}: {shown}", flush=True)
+
+
+def guarded(name: str, function: checks.Check) -> None:
+    """Runs a part and records its result or its traceback; the run goes on."""
+    try:
+        record(name, function())
+    except Exception as error:
+        traceback.print_exc()
+        record(name, f"FAILED {type(error).__name__}: {str(error)[:400]}")
+
+
+def shipped(name: str) -> tuple[DraftConfig, DraftWeights]:
+    """Config and weights of a drafter of the shipped pair."""
+    folder = resources.files("monodraft") / "pair"
+    return load_drafter(str(folder / name), str(folder / "target"))
+
+
+def small() -> None:
+    """Stages of the shipped drafters and of random ones; forms, repeats and bounds on the shipped M3.1 drafter."""
+    drafters: dict[str, tuple[DraftConfig, DraftWeights]] = {
+        "pair m3.1": shipped("drafter"),
+        "pair qwen3": shipped("drafter-qwen3"),
+    }
+    for family in ("minimax-m31", "qwen3", "minicpm5"):
+        config = random_config(family, head_dim=128, max_positions=4096)
+        drafters[f"random {family}"] = (config, small_weights(config))
+    for name, (config, weights) in drafters.items():
+        for mxfp8 in (False, True):
+            label = f"stages {name} {'w8a16' if mxfp8 else 'bf16'}"
+            guarded(label, lambda c=config, w=weights, m=mxfp8: checks.stages(c, w, m, [75]))  # type: ignore[misc]
+    config, weights = drafters["pair m3.1"]
+    guarded("stages pair m3.1 w8a16, context 900", lambda: checks.stages(config, weights, True, [900]))
+    guarded("stages pair m3.1 w8a16, 2 requests", lambda: checks.stages(config, weights, True, [130, 33], rows=16))
+    guarded("stages pair m3.1 bf16, empty context", lambda: checks.stages(config, weights, False, [0]))
+    for mxfp8 in (False, True):
+        ours, anchors = checks.prepared(config, weights, mxfp8, 600, max_positions=2048, bound_seconds=0.05)
+        label = "w8a16" if mxfp8 else "bf16"
+        guarded(f"forms agree {label}", lambda o=ours, a=anchors: checks.forms_agree(o, a))  # type: ignore[misc]
+        guarded(f"100 repeats differing {label}", lambda o=ours, a=anchors: checks.repeats(o, a))  # type: ignore[misc]
+    for cta, stage in (
+        (5, CONTEXT_STAGES),
+        (131, CONTEXT_STAGES + 1),
+        (0, CONTEXT_STAGES + 9),
+        (77, len(ours.step.plan) - 4),
+    ):
+        guarded(f"bound, CTA {cta} stage {stage}", lambda c=cta, s=stage: checks.bounded(ours, anchors, c, s))  # type: ignore[misc]
+
+
+def full(names: list[str]) -> None:
+    """Released shapes with random weights, one step against the reference."""
+    for name in names:
+        config = shapes.config_of(name)
+        weights = shapes.random_weights(config)
+        for mxfp8 in (False, True):
+            label = f"full {name} {'w8a16' if mxfp8 else 'bf16'}"
+            guarded(label, lambda c=config, w=weights, m=mxfp8: checks.stages(c, w, m, [200]))  # type: ignore[misc]
+            torch.cuda.empty_cache()
+
+
+def timed(ours: HopperDrafter, form: Form, context: int) -> dict[str, object]:
+    """Time of a step by graph replay, and what it reads."""
+    ours.step.form = form
+    graph = ours.step.capture(context=False)
+    result: dict[str, object] = dict(timing.microseconds(graph.replay))
+    ours.workspace.results()
+    parts = step_bytes(ours.geometry, context=context)
+    total, median = sum(parts.values()), result["median"]
+    assert isinstance(median, float)
+    return result | {
+        "MB": total / 1e6,
+        "GB/s": total / median / 1e3,
+        "of ceiling": total / median * 1e6 / timing.CEILING,
+    }
+
+
+def profile(ours: HopperDrafter) -> dict[str, float]:
+    """Microseconds of each kind of stage, alone in a graph of ten dependent launches (their boundary included)."""
+    times: dict[str, float] = {}
+    for index, stage in enumerate(ours.step.plan[CONTEXT_STAGES:], CONTEXT_STAGES):
+        kind = stage.name.split(".")[-1] if stage.name.startswith("layers.1.") else stage.name
+        if stage.name.startswith("layers.") and not stage.name.startswith("layers.1."):
+            continue
+        if stage.name.startswith("markov.") and stage.name != "markov.1":
+            continue
+        args = ours.step.arguments(index, 1)
+
+        def ten(args: object = args) -> None:
+            for _ in range(10):
+                ours.step.kernel.launch(args, dependent=True)  # type: ignore[arg-type]
+
+        times[kind] = timing.microseconds(timing.captured(ten).replay, 10, 2)["median"] / 10
+    return times
+
+
+def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
+    """Times of the kernels of one shape: chain and one launch, bf16 and MXFP8."""
+    config, medians = shapes.config_of(name), {}
+    for mxfp8 in (False, True):
+        weight_label = "MXFP8" if mxfp8 else "bf16"
+        ours, _ = checks.prepared(config, weights, mxfp8, context, max_positions=context + 64)
+        for form in (Form.CHAIN, Form.ONE_LAUNCH):
+            label = f"{name} {context} {form.value} {weight_label}"
+            result = timed(ours, form, context)
+            record(f"time {label}", result)
+            medians[f"{form.value} {weight_label}"] = float(result["median"])  # type: ignore[arg-type]
+        ours.step.form = Form.ONE_LAUNCH
+        record(f"stage us {name} {context} {weight_label}", profile(ours))
+        del ours
+        torch.cuda.empty_cache()
+    return medians
+
+
+def pytorch(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
+    """Times of the PyTorch step: eager and torch.compile, in CUDA graphs."""
+    step, medians = draft_step(shapes.config_of(name), weights, context), {}
+    with torch.no_grad():
+        medians["eager+graph"] = timing.microseconds(timing.captured(step).replay)["median"]
+        compiled = torch.compile(step, dynamic=False, options={"triton.cudagraphs": False})
+        medians["compile+graph"] = timing.microseconds(timing.captured(compiled).replay)["median"]
+    record(f"time {name} {context} pytorch", medians)
+    return medians
+
+
+def times(names: list[str], contexts: list[int], peers: bool) -> list[str]:
+    """Times every shape and context; the lines of the last table."""
+    lines = []
+    for name in names:
+        weights = shapes.random_weights(shapes.config_of(name))
+        for context in contexts:
+            medians: dict[str, float] = {}
+            for part in (pytorch, kernels) if peers else (kernels,):
+                try:
+                    medians |= part(name, context, weights)
+                except Exception as error:
+                    traceback.print_exc()
+                    record(f"FAILED {part.__name__} {name} {context}", f"{type(error).__name__}: {str(error)[:300]}")
+            peer = medians.get("compile+graph")
+            for label, median in medians.items():
+                ratio = f"{peer / median:5.2f}x" if peer else ""
+                lines.append(f"{name:12s} {context:5d} {label:20s} {median:8.1f} us {ratio}")
+        del weights
+        torch.cuda.empty_cache()
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="+", choices=["small", "full", "time", "compare"])
+    parser.add_argument("--shapes", nargs="+", default=["qwen3-8b", "m3.1"], choices=shapes.NAMES)
+    parser.add_argument("--contexts", nargs="+", type=int, default=[1024])
+    parser.add_argument("--out", type=Path, default=Path())
+    options = parser.parse_args()
+    properties = torch.cuda.get_device_properties(0)
+    record("device", f"{properties.name}, {properties.multi_processor_count} SMs")
+    record("date", datetime.now(UTC).isoformat(timespec="seconds"))
+    record("software", f"torch {torch.__version__}, NVRTC {toolkit_version()}, CUDA {torch.version.cuda}")
+    record("protocol", "CUDA-graph replay between events, 5 warm-ups, median of 30; one request, no new context rows")
+    lines: list[str] = []
+    if "small" in options.sections:
+        small()
+    if "full" in options.sections:
+        full(options.shapes)
+    for section in ("time", "compare"):
+        if section in options.sections:
+            lines += times(options.shapes, options.contexts, section == "compare")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"hopper-{'-'.join(options.sections)}.json").write_text(json.dumps(RESULTS, indent=1) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""What a build of the kernel is specialised by: sizes of the drafter, query rows, weight format, shared memory.
+
+Pure Python. `Geometry.choose` refuses what the kernels cannot do, with every reason at once, before anything is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from monodraft.checkpoint.config import Activation, DraftConfig, MarkovKind, Norm, Rotary
+from monodraft.errors import Fault, InputError, UnsupportedCheckpoint
+
+COMPUTE_WARPS = 8
+EPILOGUE_WARPS = 8
+THREADS = (COMPUTE_WARPS + EPILOGUE_WARPS + 4) * 32
+HEAD = 128
+PAGE = 64
+"""Positions of a K/V page."""
+SLOT_BYTES = 4224
+TILE = 16
+"""Output columns of a row block: 16 rows of a weight matrix."""
+SHARED_LIMIT = 232448
+"""Shared memory a CTA may have on sm_90, bytes."""
+STATIC_SHARED = 8192
+"""At least what the build reports as static (`Fixed` of step.cu and 1 KB reserved); the compile test compares."""
+MAX_STAGES = 56
+MAX_ROWS = 16
+
+
+def padded(size: int, multiple: int) -> int:
+    """`size` rounded up to a multiple."""
+    return -(-size // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear as the kernel runs it: [n, k] weights in row blocks of 16 and chunks along K, some chunks a part.
+
+    `n` counts rows after the gate/up interleave and the padding to 16; `chunk` is 256 (MXFP8) or 128 (bf16) elements.
+    """
+
+    name: str
+    n: int
+    k: int
+    mxfp8: bool
+    chunks: int
+    part_chunks: int
+    parts: int
+    split_log2: int
+
+    @property
+    def row_blocks(self) -> int:
+        return self.n // TILE
+
+    @property
+    def bytes(self) -> int:
+        """Weight bytes that a step streams for it."""
+        return self.row_blocks * self.chunks * (SLOT_BYTES if self.mxfp8 else 4096)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A build: `config`, `row_tiles` (1: up to 8 query rows, 2: up to 16), `mxfp8` layer linears, `grid` CTAs.
+
+    `part_size` elements of K lie in shared memory at a time, `slots` chunks of 4 KB wait per compute warp, attention
+    takes `keys` keys at a time, `max_pages` K/V pages belong to a request at most.
+    """
+
+    config: DraftConfig
+    row_tiles: int
+    mxfp8: bool
+    grid: int
+    max_pages: int
+    part_size: int
+    slots: int
+    keys: int
+
+    @staticmethod
+    def choose(config: DraftConfig, *, rows: int, mxfp8: bool, grid: int = 132, max_positions: int = 8192) -> Geometry:
+        """The build for up to `rows` query rows in a launch and contexts up to `max_positions`.
+
+        Raises UnsupportedCheckpoint or InputError with all reasons.
+        """
+        refuse(config)
+        faults = []
+        if not 1 <= rows <= MAX_ROWS:
+            faults.append(Fault("rows", str(rows), f"1..{MAX_ROWS} query rows in a launch"))
+        if rows < config.block_size:
+            faults.append(Fault("rows", str(rows), f"at least the block size {config.block_size}"))
+        if max_positions + config.block_size > config.max_positions:
+            longest = config.max_positions - config.block_size
+            longest = config.max_positions - config.block_size
+            wanted = f"at most {longest}: the drafter's {config.max_positions}, less a block"
+            faults.append(Fault("max_positions", str(max_positions), wanted))
+        if faults:
+            raise InputError("the Hopper step cannot be built", faults)
+        tiles = -(-rows // 8)
+        pages = -(-(max_positions + config.block_size) // PAGE)
+        fitting = [
+            geometry
+            for slots in (4, 3, 2)
+            for part in range(min(12288, padded(max(config.feature_size, config.ffn_size), 256)), 0, -256)
+            for keys in (128, 64)
+            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slots, keys)).shared_bytes
+            <= SHARED_LIMIT - STATIC_SHARED
+        ]
+        if not fitting:
+            raise UnsupportedCheckpoint(
+                "the Hopper step cannot be built",
+                [
+                    Fault(
+                        "rows",
+                        f"{rows} rows of hidden size {config.hidden_size}",
+                        "activations that fit in shared memory",
+                    )
+                ],
+            )
+        return min(fitting, key=lambda g: g.cost)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a launch, and context rows of a launch."""
+        return 8 * self.row_tiles
+
+    @property
+    def requests(self) -> int:
+        """Requests in a launch."""
+        return self.rows // self.config.block_size
+
+    @property
+    def hidden_padded(self) -> int:
+        return padded(self.config.hidden_size, 256)
+
+    @property
+    def q_padded(self) -> int:
+        return padded(self.config.q_size, 256)
+
+    @property
+    def ffn_padded(self) -> int:
+        return padded(self.config.ffn_size, 256)
+
+    @property
+    def rank_padded(self) -> int:
+        return padded(self.config.markov_rank, 128)
+
+    @property
+    def vocab_padded(self) -> int:
+        return padded(self.config.vocab_size, TILE)
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.config.num_heads // self.config.num_kv_heads
+
+    @property
+    def m_tiles(self) -> int:
+        """Tiles of 16 query rows (row, head of the group) that attention takes at a time."""
+        return min(4, -(-self.config.block_size * self.group // 16))
+
+    @property
+    def m_groups(self) -> int:
+        return -(-self.config.block_size * self.group // (16 * self.m_tiles))
+
+    @property
+    def attention_items(self) -> int:
+        """Attention items of a step at most."""
+        return max(self.grid, self.requests * self.config.num_kv_heads)
+
+    @property
+    def plane(self) -> int:
+        """Bytes of a part of the activations of 8 rows."""
+        return self.part_size * 16
+
+    @property
+    def attention_scratch(self) -> int:
+        m = 16 * self.m_tiles
+        return (m + 2 * self.keys) * 272 + m * (self.keys + 4) * 4 + 12 * m
+
+    @property
+    def activation_bytes(self) -> int:
+        return padded(max(self.row_tiles * self.plane, self.attention_scratch), 128)
+
+    def linear(self, name: str, n: int, k: int, mxfp8: bool) -> Linear:
+        """The tiling of one linear: parts of K that fit, K split over as many warps as have a chunk each."""
+        chunk = 256 if mxfp8 else 128
+        chunks = padded(k, 256) // chunk
+        parts = -(-chunks * chunk // self.part_size)
+        part_chunks = -(-chunks // parts)
+        if not mxfp8:
+            part_chunks += part_chunks % 2  # activations are padded to 256
+        parts = -(-chunks // part_chunks)
+        split = 3
+        while split and part_chunks % (1 << split) and part_chunks < 4 << split:
+            split -= 1
+        return Linear(name, padded(n, TILE), k, mxfp8, chunks, part_chunks, parts, split)
+
+    @cached_property
+    def linears(self) -> dict[str, Linear]:
+        """Every linear of a step by its weight's name; `markov` is streamed once a step of the chain."""
+        c = self.config
+        kv = 2 * c.kv_size
+        made = [self.linear("fc", c.hidden_size, c.feature_size, False)]
+        made.append(self.linear("context_kv", c.num_layers * kv, c.hidden_size, self.mxfp8))
+        for i in range(c.num_layers):
+            made.append(self.linear(f"layers.{i}.qkv", c.q_size + kv, c.hidden_size, self.mxfp8))
+            made.append(self.linear(f"layers.{i}.o", c.hidden_size, c.q_size, self.mxfp8))
+            made.append(self.linear(f"layers.{i}.gate_up", 2 * c.ffn_size, c.hidden_size, self.mxfp8))
+            made.append(self.linear(f"layers.{i}.down", c.hidden_size, c.ffn_size, self.mxfp8))
+        made.append(self.linear("lm_head", c.vocab_size, c.hidden_size, False))
+        chunks = self.rank_padded // 128
+        made.append(Linear("markov", self.vocab_padded, self.rank_padded, False, chunks, chunks, 1, 0))
+        return {linear.name: linear for linear in made}
+
+    @property
+    def sum_slots(self) -> int:
+        """Row blocks of a CTA whose sums wait for the next part of K."""
+        return max(
+            (
+                -(-linear.row_blocks // ((COMPUTE_WARPS >> linear.split_log2) * self.grid))
+                * (COMPUTE_WARPS >> linear.split_log2)
+                for linear in self.linears.values()
+                if linear.parts > 1
+            ),
+            default=1,
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: activations, ring, reduction buffers, sums of parts, Markov vectors."""
+        ring = COMPUTE_WARPS * self.slots * SLOT_BYTES
+        red = 2 * COMPUTE_WARPS * 4 * self.row_tiles * 32 * 4
+        return (
+            self.activation_bytes
+            + ring
+            + red
+            + self.sum_slots * 64 * self.row_tiles * 8
+            + self.row_tiles * self.rank_padded * 16
+        )
+
+    @property
+    def cost(self) -> float:
+        """What `choose` minimises: a hand-off a part (about 1.2 us each measured), fewer slots, smaller key tiles."""
+        parts = sum(linear.parts for name, linear in self.linears.items() if name != "fc")
+        return parts + {4: 0, 3: 1, 2: 12}[self.slots] + (self.keys == 64) + self.linears["fc"].parts / 64
+
+    @property
+    def options(self) -> list[str]:
+        """The -D options of the build."""
+        c = self.config
+        swiglu = c.swiglu
+        values: dict[str, object] = {
+            "ROW_TILES": self.row_tiles,
+            "MXFP8": int(self.mxfp8),
+            "MAX_STAGES": MAX_STAGES,
+            "HIDDEN": c.hidden_size,
+            "HIDDEN_PADDED": self.hidden_padded,
+            "Q_PADDED": self.q_padded,
+            "HEADS": c.num_heads,
+            "KV_HEADS": c.num_kv_heads,
+            "LAYERS": c.num_layers,
+            "BLOCK": c.block_size,
+            "MASK_TOKEN": c.mask_token_id,
+            "VOCAB": c.vocab_size,
+            "VOCAB_PADDED": self.vocab_padded,
+            "RANK": c.markov_rank,
+            "RANK_PADDED": self.rank_padded,
+            "ROTARY_PAIRS": c.rotary_dim // 2,
+            "NORM_EPS": f"{c.rms_norm_eps!r}f",
+            "SCORE_SCALE": f"{c.score_scale!r}f",
+            "ACTIVATION": list(Activation).index(c.activation),
+            "PART_SIZE": self.part_size,
+            "SLOTS": self.slots,
+            "KEYS": self.keys,
+            "M_TILES": self.m_tiles,
+            "MAX_PAGES": self.max_pages,
+            "ACTIVATION_BYTES": self.activation_bytes,
+            "SUM_SLOTS": self.sum_slots,
+        }
+        if swiglu is not None:
+            values |= {
+                "SWIGLU_ALPHA": f"{swiglu.alpha!r}f",
+                "SWIGLU_LIMIT": f"{swiglu.limit!r}f",
+                "SWIGLU_BETA": f"{swiglu.beta!r}f",
+            }
+        return [f"-D{name}={value}" for name, value in values.items()]
+
+
+def refuse(config: DraftConfig) -> None:
+    """Raises UnsupportedCheckpoint with all that the Hopper kernels cannot do for this drafter."""
+    faults = []
+
+    def want(ok: bool, field: str, found: object, wanted: str) -> None:
+        if not ok:
+            faults.append(Fault(field, str(found), wanted))
+
+    want(
+        config.markov is MarkovKind.VANILLA,
+        "markov head",
+        config.markov.value,
+        "vanilla (gated and rnn have no kernel)",
+    )
+    want(config.head_dim == HEAD, "head_dim", config.head_dim, f"{HEAD}")
+    want(config.hidden_size % 32 == 0, "hidden_size", config.hidden_size, "a multiple of 32")
+    want(config.ffn_size % 32 == 0, "ffn_size", config.ffn_size, "a multiple of 32")
+    want(config.markov_rank % 8 == 0, "markov_rank", config.markov_rank, "a multiple of 8")
+    want(config.vocab_size >= 256, "vocab_size", config.vocab_size, "at least 256")
+    want(config.rotary_dim % 8 == 0, "rotary_dim", config.rotary_dim, "a multiple of 8")
+    want(config.block_size <= MAX_ROWS, "block_size", config.block_size, f"at most {MAX_ROWS} query rows")
+    want(config.num_layers <= 6, "num_layers", config.num_layers, "at most 6 layers")
+    want(config.num_heads % config.num_kv_heads == 0, "num_heads", config.num_heads, "a multiple of num_kv_heads")
+    gemma = "off (Gemma4's additions have no kernel)"
+    want(config.rotary is Rotary.LEADING, "rotary", config.rotary.value, "leading")
+    want(config.embed_scale == 1.0, "embed_scale", config.embed_scale, "1.0 (Gemma4's additions have no kernel)")
+    want(config.logit_softcap is None, "logit_softcap", config.logit_softcap, gemma)
+    for field in ("value_norm", "shared_kv_projection", "sandwich_norms", "layer_scalars"):
+        want(not getattr(config, field), field, getattr(config, field), gemma)
+    want(config.norm in (Norm.RMS, Norm.GEMMA), "norm", config.norm, "rms or gemma")
+    if faults:
+        raise UnsupportedCheckpoint("the Hopper backend does not run this drafter", faults)

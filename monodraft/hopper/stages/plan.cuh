@@ -1,0 +1,91 @@
+// What the host hands to a launch. geometry.py and launch.py hold the same layouts; tests compare the sizes.
+#pragma once
+#include "../device/matrix.cuh"
+#include "../device/waits.cuh"
+
+// Geometry of the build, all given with -D: see Geometry.options in geometry.py.
+#define EPILOGUE_WARPS 8
+#define COMPUTE_WARPS 8
+#define EPILOGUE_THREADS (EPILOGUE_WARPS * 32)
+#define PAIR_THREADS ((COMPUTE_WARPS + EPILOGUE_WARPS) * 32)  // who meets at the `red` barriers
+#define THREADS (PAIR_THREADS + 128)                          // and the producer warp, alone in its warpgroup
+// Registers: 640 threads start with 96 each; attention needs more, the producer hardly any.
+#define PRODUCER_REGISTERS 40
+#define COMPUTE_REGISTERS 88
+#define EPILOGUE_REGISTERS (216 - COMPUTE_REGISTERS)
+#define ROWS (8 * ROW_TILES)
+#define ROWS_LOG2 (2 + ROW_TILES)  // ROW_TILES is 1 or 2
+#define HEAD 128
+#define PAGE 64             // positions of a K/V page
+#define SLOT_BYTES 4224     // ring slot: one MXFP8 chunk (16 rows x 256, 128 scale bytes) or one bf16 chunk (16 x 128)
+#define PLANE (PART_SIZE * 16)   // bytes of one part of the activations of 8 rows, in fragment order
+#define QKV_SIZE ((HEADS + 2 * KV_HEADS) * HEAD)
+#define GROUP (HEADS / KV_HEADS)
+#define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
+
+enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH };
+enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS };
+
+// One stage. A linear computes [16 * row_blocks] x K for all rows; its weights lie in chunks [row block][chunk].
+struct Stage {
+  const u8* weights;
+  const u8* input;        // activations in fragment order, or row-major features
+  void* output;
+  const float* squares;   // partial sums of squares of the input, or null: no norm on the input
+  const float* next_norm; // factor of the norm that follows (OUT_RESIDUAL, OUT_CONTEXT)
+  u32 kind, out, mxfp8, row_major;
+  u32 row_blocks, chunks, part_chunks, parts;
+  u32 split_log2, rotation, layer, window;
+  u32 step, inner, columns, next_mxfp8;
+};
+
+#define STEP_REQUESTS 0
+#define STEP_CONTEXT 1
+#define STEP_ANCHOR 16
+#define STEP_POSITION 32
+#define STEP_CONTEXT_REQUEST 48
+#define STEP_CONTEXT_POSITION 64
+
+struct Args {
+  const Stage* stages;
+  const int* step;            // inputs of this step, STEP_* words
+  const int* pages;           // [requests][MAX_PAGES]
+  const u16* embed;           // [VOCAB][HIDDEN]
+  const u16* w1;              // [VOCAB][RANK]
+  const float2* rope;         // [positions][ROTARY_PAIRS] cos, sin
+  const float* head_norms;    // [LAYERS][q, k][HEAD]
+  const float* first_norm;    // [HIDDEN_PADDED]
+  const float* confidence;    // [HIDDEN_PADDED + RANK_PADDED + 1], bias last
+  u16* residual;              // fragment order
+  u8* hidden;                 // input of the next norm-ed linear, fragment order
+  u8* attended;               // input of o
+  u16* qkv;                   // [ROWS][QKV_SIZE]
+  const u16* context_kv;      // [ROWS][LAYERS][2][KV_HEADS][HEAD]
+  float* squares;             // [ROWS][HIDDEN_PADDED / 16]
+  float* partial;             // [items][M_ALL][HEAD]
+  float2* partial_stats;      // [items][M_ALL] maximum, sum
+  float* logits;              // [ROWS][VOCAB_PADDED] base logits, bf16 values
+  float* corrected;           // the same shape or null
+  u64* best;                  // [2][ROWS][gridDim]
+  float* confidence_hidden;   // [ROWS]
+  float* confidence_out;      // [ROWS]
+  int* tokens;                // [ROWS]
+  u16* pool;                  // [pages][LAYERS][2][KV_HEADS][PAGE][HEAD]
+  u32* counter;
+  u32* progress;              // [gridDim]
+  u32* health;
+  u32* epoch;
+  u64 bound;
+  int first, count, fault_cta, fault_stage;
+};
+
+// Byte offset of (row, k) in fragment order: [row / 8][k / 32][row % 8][(k % 32) / 8][k % 8] of 16-bit elements; the
+// unit of 16 bytes is what one lane of the matrix instruction reads.
+INLINE u32 fragment(u32 row, u32 k, u32 plane) {
+  return (row >> 3) * plane + (k >> 5) * 512 + ((row & 7) * 4 + ((k & 31) >> 3)) * 16 + (k & 7) * 2;
+}
+INLINE u32 first_row_block(const Stage& s) {
+  u32 start = blockIdx.x + s.rotation;
+  return start >= gridDim.x ? start - gridDim.x : start;
+}
+INLINE u32 chunks_of_part(const Stage& s, u32 part) { return min(s.part_chunks, s.chunks - part * s.part_chunks); }

@@ -1,0 +1,163 @@
+"""A step on the GPU: the stage table, and its launch as one kernel or as a chain."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+
+from monodraft.hopper.geometry import SLOT_BYTES, Geometry
+from monodraft.hopper.launch import Args, Kernel, StageRecord
+from monodraft.hopper.plan import CONTEXT_STAGES, Kind, Out, Stage, stages
+from monodraft.hopper.weights import PackedWeights
+from monodraft.hopper.workspace import STEP_WORDS, Workspace
+
+_BUFFERS = [
+    "residual",
+    "hidden",
+    "attended",
+    "qkv",
+    "context_kv",
+    "squares",
+    "partial",
+    "partial_stats",
+    "logits",
+    "best",
+    "confidence_hidden",
+    "pool",
+    "progress",
+]
+"""Buffers whose address goes into the argument block under their own name."""
+
+
+class Form(StrEnum):
+    """How the stages run: one launch with grid barriers, or one launch a stage with programmatic dependent launch."""
+
+    ONE_LAUNCH = "one-launch"
+    CHAIN = "chain"
+
+
+def stage_records(plan: list[Stage], weights: PackedWeights, workspace: Workspace) -> list[StageRecord]:
+    """The stage table of stages/plan.cuh for these buffers."""
+    g, c, buffers = workspace.geometry, workspace.geometry.config, workspace.buffers
+    inner = {
+        "features": c.feature_size,
+        "context": g.hidden_padded,
+        "hidden": g.hidden_padded,
+        "attended": g.q_padded,
+        "gated": g.ffn_padded,
+    }
+    columns = {
+        "qkv": c.q_size + 2 * c.kv_size,
+        "context_kv": c.num_layers * 2 * c.kv_size,
+        "gated": g.ffn_padded,
+        "logits": g.vocab_padded,
+    }
+    squares = {"hidden": buffers["squares"][0].data_ptr(), "context": buffers["squares"][1].data_ptr()}
+
+    def next_norm(stage: Stage) -> str:
+        if stage.out is Out.CONTEXT:
+            return "hidden"
+        if stage.name.endswith(".o"):
+            return f"layers.{stage.layer}.post"
+        return f"layers.{stage.layer + 1}.input" if stage.layer + 1 < c.num_layers else "final"
+
+    records, rotation = [], 0
+    for stage in plan:
+        record = StageRecord(kind=stage.kind, layer=stage.layer, step=stage.step, window=c.windows[stage.layer] or 0)
+        linear = stage.linear
+        if linear is not None:
+            record.weights = weights.packed[linear.name].data_ptr()
+            record.row_blocks, record.chunks, record.mxfp8 = linear.row_blocks, linear.chunks, linear.mxfp8
+            record.part_chunks, record.parts, record.split_log2 = linear.part_chunks, linear.parts, linear.split_log2
+            assert weights.packed[linear.name].nbytes == linear.bytes, f"{linear.name}: packed for another plan"
+        if stage.kind is Kind.LINEAR:
+            assert linear is not None, stage.name
+            record.input, record.output = buffers[stage.input].data_ptr(), buffers[stage.output].data_ptr()
+            record.inner, record.out = inner[stage.input], stage.out
+            record.columns = columns.get(stage.output, 0)
+            record.squares = squares.get(stage.normed, 0)
+            if stage.input == "features":
+                record.row_major, record.columns = 1, c.feature_size
+            if stage.out in (Out.RESIDUAL, Out.CONTEXT):
+                norm = next_norm(stage)
+                record.next_norm = weights.norms[norm].data_ptr()
+                record.next_mxfp8 = g.mxfp8 and norm != "final"
+            if stage.out is not Out.LOGITS:  # the LM head's first CTAs also compute the confidence
+                record.rotation = rotation
+                rotation = (rotation - linear.row_blocks) % g.grid
+        records.append(record)
+    return records
+
+
+class Step:
+    """A compiled step with its weights and workspace. `form`: how `run` launches it.
+
+    InputError for a workspace of another plan.
+    """
+
+    def __init__(self, weights: PackedWeights, workspace: Workspace, form: Form = Form.ONE_LAUNCH) -> None:
+        workspace.check_usable(weights.geometry)
+        self.weights, self.workspace, self.form = weights, workspace, form
+        self.geometry: Geometry = workspace.geometry
+        self.plan = stages(self.geometry)
+        self.kernel = Kernel(self.geometry)
+        table = b"".join(bytes(record) for record in stage_records(self.plan, weights, workspace))
+        self._table = torch.frombuffer(bytearray(table), dtype=torch.uint8).to(workspace.device)
+        self.fault: tuple[int, int] = (-1, -1)
+
+    def arguments(self, first: int, count: int) -> Args:
+        """The argument block of a launch of `count` stages from `first`."""
+        b, w, workspace = self.workspace.buffers, self.weights, self.workspace
+        step, result, sync = b["step"].data_ptr(), b["result"].data_ptr(), b["sync"].data_ptr()
+        args = Args(
+            stages=self._table.data_ptr(),
+            step=step,
+            pages=step + 4 * STEP_WORDS,
+            embed=w.embed.data_ptr(),
+            w1=w.w1.data_ptr(),
+            rope=workspace.rope.data_ptr(),
+            head_norms=w.head_norms.data_ptr(),
+            first_norm=w.norms["layers.0.input"].data_ptr(),
+            confidence=w.confidence.data_ptr(),
+            corrected=0 if workspace.corrected is None else workspace.corrected.data_ptr(),
+            tokens=result,
+            confidence_out=result + 64,
+            health=result + 128,
+            counter=sync,
+            epoch=sync + 128,
+            bound=workspace.bound,
+            first=first,
+            count=count,
+            fault_cta=self.fault[0],
+            fault_stage=self.fault[1],
+        )
+        for name in _BUFFERS:
+            setattr(args, name, b[name].data_ptr())
+        return args
+
+    def launch(self, first: int, count: int) -> None:
+        """Queues stages first .. first + count - 1 in this step's form."""
+        self.workspace.check_usable(self.geometry)
+        if self.form is Form.ONE_LAUNCH:
+            self.kernel.launch(self.arguments(first, count), dependent=False)
+            return
+        for stage in range(first, first + count):
+            self.kernel.launch(self.arguments(stage, 1), dependent=True)
+
+    def run(self, *, context: bool, propose: bool = True) -> None:
+        """Queues a step: with the context stages where new rows were loaded, and the draft itself or only them."""
+        first = 0 if context else CONTEXT_STAGES
+        last = len(self.plan) if propose else CONTEXT_STAGES + 1
+        self.launch(first, last - first)
+
+    def capture(self, *, context: bool) -> torch.cuda.CUDAGraph:
+        """A CUDA graph of `run`; replays read the inputs that `Workspace.load` copied last."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.run(context=context)
+        return graph
+
+
+assert SLOT_BYTES % 128 == 0, "bulk copies land on 128-byte lines"

@@ -1,0 +1,90 @@
+"""A drafter's weights on the GPU as the kernels read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from monodraft.checkpoint.config import DraftConfig, Norm
+from monodraft.checkpoint.weights import DraftWeights, LayerWeights, Matrix, Mxfp8Matrix
+from monodraft.hopper import pack
+from monodraft.hopper.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """`packed`: uint8 chunks by the names of `Geometry.linears`. `norms` float32 [hidden padded], the factor itself
+    (1 + w for Gemma); `head_norms` float32 [layers, 2, head]; `confidence` float32 [hidden padded + rank padded + 1].
+    embed and w1 stay row-major bf16."""
+
+    geometry: Geometry
+    packed: dict[str, torch.Tensor]
+    norms: dict[str, torch.Tensor]
+    head_norms: torch.Tensor
+    confidence: torch.Tensor
+    embed: torch.Tensor
+    w1: torch.Tensor
+
+    @property
+    def bytes(self) -> int:
+        tensors = [*self.packed.values(), *self.norms.values(), self.head_norms, self.confidence, self.embed, self.w1]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def _moved(matrix: Matrix, device: torch.device) -> Matrix:
+    if isinstance(matrix, Mxfp8Matrix):
+        return Mxfp8Matrix(matrix.elements.to(device), matrix.scales.to(device))
+    return matrix.to(device)
+
+
+def _factor(config: DraftConfig, weight: torch.Tensor, size: int, device: torch.device) -> torch.Tensor:
+    factor = weight.to(device, torch.float32)
+    factor = 1.0 + factor if config.norm is Norm.GEMMA else factor
+    return torch.nn.functional.pad(factor, (0, size - len(factor)))
+
+
+def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device | str = "cuda") -> PackedWeights:
+    """Packs on `device`, one matrix at a time. UnsupportedCheckpoint for what MXFP8 chunks cannot hold."""
+    c, device, mxfp8 = geometry.config, torch.device(device), geometry.mxfp8
+
+    def layer_matrices(layer: LayerWeights) -> dict[str, Matrix]:
+        at = {name: _moved(getattr(layer, name), device) for name in ("q", "k", "v", "o", "gate", "up", "down")}
+        return {
+            "qkv": pack.stacked(at["q"], at["k"], at["v"]),
+            "o": at["o"],
+            "gate_up": pack.gate_up(at["gate"], at["up"]),
+            "down": at["down"],
+        }
+
+    k = {name: linear.chunks * (256 if linear.mxfp8 else 128) for name, linear in geometry.linears.items()}
+    packed = {
+        "fc": pack.pack_outer(weights.fc.to(device), k["fc"]),
+        "lm_head": pack.pack_outer(weights.lm_head.to(device), k["lm_head"]),
+        "markov": pack.pack_outer(weights.markov_w2.to(device), k["markov"]),
+    }
+    context = [_moved(part, device) for layer in weights.layers for part in (layer.k, layer.v)]
+    packed["context_kv"] = pack.pack_linear(pack.stacked(*context), mxfp8=mxfp8, name="k and v of all layers")
+    norms = {"hidden": weights.hidden_norm, "final": weights.final_norm}
+    heads = []
+    for i, layer in enumerate(weights.layers):
+        for name, matrix in layer_matrices(layer).items():
+            packed[f"layers.{i}.{name}"] = pack.pack_linear(matrix, mxfp8=mxfp8, name=f"layers.{i}.{name}")
+        norms |= {f"layers.{i}.input": layer.input_norm, f"layers.{i}.post": layer.post_norm}
+        heads += [_factor(c, layer.q_norm, c.head_dim, device), _factor(c, layer.k_norm, c.head_dim, device)]
+    confidence = torch.zeros(geometry.hidden_padded + geometry.rank_padded + 1, dtype=torch.float32, device=device)
+    if weights.confidence_weight is not None and weights.confidence_bias is not None:
+        row = weights.confidence_weight.to(device, torch.float32)[0]
+        confidence[: c.hidden_size] = row[: c.hidden_size]
+        if c.confidence_with_markov:
+            confidence[geometry.hidden_padded :][: c.markov_rank] = row[c.hidden_size :]
+        confidence[-1] = weights.confidence_bias.to(device, torch.float32)[0]
+    return PackedWeights(
+        geometry,
+        packed,
+        {name: _factor(c, weight, geometry.hidden_padded, device) for name, weight in norms.items()},
+        torch.cat(heads).view(c.num_layers, 2, c.head_dim),
+        confidence,
+        weights.embed.to(device, torch.bfloat16).contiguous(),
+        weights.markov_w1.to(device, torch.bfloat16).contiguous(),
+    )

@@ -1,0 +1,181 @@
+"""Everything a launch reads and writes besides weights, with one owner; one launch or chain in flight at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from monodraft.errors import Fault, InputError, StepFailed
+from monodraft.hopper import health
+from monodraft.hopper.geometry import PAGE, Geometry
+from monodraft.hopper.plan import stages
+
+STEP_WORDS = 80
+CLOCK_HZ = 2.0e9
+"""At least the SM clock of any Hopper, for bounds given in seconds."""
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Inputs of one launch: per request (anchor token, position, pages); per new context row (request, position)."""
+
+    anchors: list[tuple[int, int]]
+    pages: list[list[int]]
+    context: list[tuple[int, int]]
+
+
+def rope_table(geometry: Geometry, positions: int) -> torch.Tensor:
+    """float32 [positions, R / 2, 2] of cos, sin of torch's float32 angles, each rounded from float64."""
+    config = geometry.config
+    exponent = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * (1.0 / config.rope_theta**exponent)
+    return torch.stack([angle.double().cos(), angle.double().sin()], -1).float()
+
+
+class Workspace:
+    """Buffers of one geometry on one GPU. `pages` of 64 positions in the K/V pool.
+
+    `bound_seconds`: how long a wait on the grid may last. InputError where the GPU has too little memory left.
+    """
+
+    def __init__(
+        self, geometry: Geometry, *, pages: int, bound_seconds: float = 2.0, device: torch.device | str = "cuda"
+    ) -> None:
+        self.geometry, self.pages, self.device = geometry, pages, torch.device(device)
+        self.bound = int(bound_seconds * CLOCK_HZ)
+        self.stage_names = [stage.name for stage in stages(geometry)]
+        self.failed = False
+        c, rows = geometry.config, geometry.rows
+        m_all = geometry.m_groups * geometry.m_tiles * 16
+        bf16, f32 = torch.bfloat16, torch.float32
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "step": ((STEP_WORDS + rows * geometry.max_pages,), torch.int32),
+            "features": ((rows, c.feature_size), bf16),
+            "residual": ((rows, geometry.hidden_padded), bf16),
+            "hidden": ((rows, geometry.hidden_padded), bf16),
+            "context": ((rows, geometry.hidden_padded), bf16),
+            "attended": ((rows, geometry.q_padded), bf16),
+            "gated": ((rows, geometry.ffn_padded), bf16),
+            "qkv": ((rows, c.q_size + 2 * c.kv_size), bf16),
+            "context_kv": ((rows, c.num_layers * 2 * c.kv_size), bf16),
+            "squares": ((2, rows, geometry.hidden_padded // 16), f32),
+            "partial": ((geometry.attention_items, m_all, 128), f32),
+            "partial_stats": ((geometry.attention_items, m_all, 2), f32),
+            "logits": ((rows, geometry.vocab_padded), f32),
+            "best": ((2, rows, geometry.grid), torch.int64),
+            "confidence_hidden": ((rows,), f32),
+            "result": ((48,), torch.int32),
+            "progress": ((geometry.grid,), torch.int32),
+            "sync": ((64,), torch.int32),
+            "pool": ((pages, c.num_layers, 2, c.num_kv_heads, PAGE, 128), bf16),
+        }
+        needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
+        self._check_memory(needed)
+        self.buffers = {
+            name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in shapes.items()
+        }
+        self.rope = rope_table(geometry, geometry.max_pages * PAGE + c.block_size).to(self.device)
+        self._staging = torch.zeros(
+            STEP_WORDS + rows * geometry.max_pages, dtype=torch.int32, pin_memory=self.device.type == "cuda"
+        )
+        self.corrected: torch.Tensor | None = None
+
+    def _check_memory(self, needed: int) -> None:
+        if self.device.type != "cuda":
+            return
+        free = torch.cuda.mem_get_info()[0]
+        if needed > free:
+            raise InputError(
+                "the Hopper workspace does not fit",
+                [
+                    Fault(
+                        "GPU memory",
+                        f"{free / 1e6:.0f} MB free",
+                        f"{needed / 1e6:.0f} MB for {self.pages} pages and activations",
+                    )
+                ],
+            )
+
+    def keep_logits(self) -> torch.Tensor:
+        """From now on steps also store the corrected logits: float32 [rows, vocab padded]."""
+        if self.corrected is None:
+            self.corrected = torch.zeros_like(self.buffers["logits"])
+        return self.corrected
+
+    def load(self, step: StepInput) -> None:
+        """Checks a launch's input and queues its copy. InputError before anything is copied."""
+        g, c = self.geometry, self.geometry.config
+        faults = []
+        rows = len(step.anchors) * c.block_size
+        if rows > g.rows:
+            faults.append(
+                Fault("rows", f"{len(step.anchors)} requests of {c.block_size} query rows", f"at most {g.rows} rows")
+            )
+        if len(step.context) > g.rows:
+            faults.append(Fault("context rows", str(len(step.context)), f"at most {g.rows}"))
+        longest = g.max_pages * PAGE
+        for i, (token, position) in enumerate(step.anchors):
+            if not 0 <= token < c.vocab_size:
+                faults.append(Fault(f"anchors[{i}].token", str(token), f"0..{c.vocab_size - 1}"))
+            if not 0 <= position <= longest - c.block_size:
+                faults.append(Fault(f"anchors[{i}].position", str(position), f"0..{longest - c.block_size}"))
+            elif i < len(step.pages) and len(step.pages[i]) * PAGE < position:
+                faults.append(Fault(f"pages[{i}]", f"{len(step.pages[i])} pages", f"pages for {position} positions"))
+        if len(step.pages) > g.rows:
+            faults.append(Fault("pages", f"{len(step.pages)} requests", f"at most {g.rows}"))
+        for i, pages in enumerate(step.pages):
+            wrong = [page for page in pages if not 0 <= page < self.pages]
+            if wrong:
+                faults.append(Fault(f"pages[{i}]", f"page {wrong[0]}", f"0..{self.pages - 1}"))
+            if len(pages) > g.max_pages:
+                faults.append(Fault(f"pages[{i}]", f"{len(pages)} pages", f"at most {g.max_pages}"))
+        for i, (request, position) in enumerate(step.context):
+            if not 0 <= request < len(step.pages) or not 0 <= position < len(step.pages[request]) * PAGE:
+                faults.append(
+                    Fault(f"context[{i}]", f"request {request}, position {position}", "a position with a page")
+                )
+        if faults:
+            raise InputError("the Hopper step refuses its input; nothing was launched", faults)
+        words = self._staging
+        words.zero_()
+        words[0], words[1] = len(step.anchors), len(step.context)
+        for i, (token, position) in enumerate(step.anchors):
+            words[16 + i], words[32 + i] = token, position
+        for i, (request, position) in enumerate(step.context):
+            words[48 + i], words[64 + i] = request, position
+        for i, pages in enumerate(step.pages):
+            words[STEP_WORDS + i * g.max_pages :][: len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        self.buffers["step"].copy_(words, non_blocking=True)
+
+    def check_usable(self, geometry: Geometry) -> None:
+        """InputError for a workspace of another plan; StepFailed where an earlier step failed and no reset followed."""
+        if geometry != self.geometry:
+            raise InputError(
+                "the Hopper step refuses its workspace",
+                [
+                    Fault(
+                        "workspace",
+                        f"made for {self.geometry.rows} rows, mxfp8 {self.geometry.mxfp8}",
+                        "one made for this plan",
+                    )
+                ],
+            )
+        if self.failed:
+            raise StepFailed("an earlier draft step failed; call reset() first")
+
+    def results(self) -> tuple[list[int], torch.Tensor]:
+        """Waits for the launch: tokens and confidence of the rows. StepFailed where a wait ran out."""
+        result = self.buffers["result"].cpu()
+        error = health.failure(result[32:48].tolist(), self.stage_names)
+        if error is not None:
+            self.failed = True
+            raise error
+        return result[:16].tolist(), result[16:32].view(torch.float32)
+
+    def reset(self) -> None:
+        """Makes the workspace usable after a failed step; the K/V pool keeps what it holds."""
+        torch.cuda.synchronize()
+        for name in ("result", "progress", "sync", "best"):
+            self.buffers[name].zero_()
+        self.failed = False
