@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from monodraft.checkpoint.shipped import DRAFTER, TARGET
 from monodraft.errors import Fault, InputError
-from monodraft.loop.prompts import DEFAULT_PROMPT
+from monodraft.loop.prompts import default_prompt
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; --help and usage errors need neither
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +45,7 @@ Your own pair, each a local Hugging Face folder:
 The text goes to standard output, everything else to standard error. Figures for a script: --json.
 """
 
+SHIPPED = "the pair that comes with monodraft"
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -73,7 +74,7 @@ class Options:
 
 def generate(
     prompt: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Text to continue; several run side by side.")
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Text to continue; several run side by side.")
     ] = None,
     prompt_file: Annotated[
         list[Path] | None, typer.Option(help="Read a prompt from this UTF-8 file, - for standard input; repeatable.")
@@ -81,8 +82,10 @@ def generate(
     requests: Annotated[
         int, typer.Option(min=1, help="Run each prompt this many times side by side, with seeds SEED, SEED + 1, ...")
     ] = 1,
-    target: Annotated[Path, typer.Option(help="Folder of the target, a Hugging Face causal LM.")] = TARGET,
-    drafter: Annotated[Path, typer.Option(help="Folder of the DSpark drafter.")] = DRAFTER,
+    target: Annotated[
+        Path, typer.Option(help="Folder of the target, a Hugging Face causal LM.", show_default=SHIPPED)
+    ] = TARGET,
+    drafter: Annotated[Path, typer.Option(help="Folder of the DSpark drafter.", show_default=SHIPPED)] = DRAFTER,
     backend: Annotated[str, typer.Option(help="What runs the drafter.")] = "reference",
     numerics: Annotated[
         str, typer.Option(help="How the drafter computes: exact, bf16, w8a16 or mxfp8 (what gfx950 does).")
@@ -104,7 +107,8 @@ def generate(
     compare: Annotated[bool, typer.Option(help="Also run the target alone, for equality and speed.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    prompts = [*(prompt or []), *(read_prompt(path) for path in prompt_file or [])] or [DEFAULT_PROMPT]
+    prompts = [*(prompt or []), *(read_prompt(path) for path in prompt_file or [])] or [default_prompt()]
+    check_prompts(prompts)
     options = Options(
         prompts=tuple(text for text in prompts for _ in range(requests)),
         target=target,
@@ -143,6 +147,13 @@ def read_prompt(path: Path) -> str:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("unreadable prompt", [Fault(str(path), str(error), "a readable UTF-8 file")]) from error
+
+
+def check_prompts(prompts: list[str]) -> None:
+    """Raise `InputError` for a prompt without text: most likely an empty variable or file."""
+    faults = [Fault(f"prompt {i + 1}", "no text", "text to continue") for i, text in enumerate(prompts) if not text]
+    if faults:
+        raise InputError("empty prompt", faults)
 
 
 def run(options: Options, stderr: Console) -> bool:

@@ -14,9 +14,9 @@ from monodraft.loop.text import TextStream, printable
 
 STYLES = {Source.ACCEPTED: "green", Source.CORRECTED: "bold underline red", Source.TARGET: "bold cyan"}
 MEANINGS = {
-    Source.ACCEPTED: "draft that the target accepted",
-    Source.CORRECTED: "the target's correction of a rejected draft",
-    Source.TARGET: "the target's own next token",
+    Source.ACCEPTED: "accepted draft",
+    Source.CORRECTED: "the target's correction",
+    Source.TARGET: "the target's own",
 }
 BAR_WIDTH = 30
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -54,10 +54,7 @@ class StreamView:
 
 def legend() -> Text:
     """What the styles mean, each in its own."""
-    text = Text()
-    for source, style in STYLES.items():
-        text.append(f"{MEANINGS[source]}", style).append("   ")
-    return text
+    return Text("   ").join(Text(MEANINGS[source], style) for source, style in STYLES.items())
 
 
 def summary(report: Report) -> RenderableType:
