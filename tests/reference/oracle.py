@@ -19,12 +19,13 @@ from monodraft.checkpoint.weights import DraftWeights, LayerWeights, Mxfp8Matrix
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def array(value: torch.Tensor | Mxfp8Matrix) -> Array:
+def array(value: torch.Tensor | Mxfp8Matrix | None) -> Array:
     """float64 values of a weight, MXFP8 decoded by ml_dtypes."""
     if isinstance(value, Mxfp8Matrix):
         elements = value.elements.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float64)
         scales = 2.0 ** (value.scales.numpy().astype(np.float64) - 127.0)
         return elements * np.repeat(scales, 32, axis=1)
+    assert value is not None, "a tensor that the config promises"
     return value.double().numpy()
 
 

@@ -32,6 +32,7 @@ def compare(config: DraftConfig, anchors: list[int], mxfp8: bool | None = None, 
             draft = propose_one(drafter, index, token)
         np.testing.assert_allclose(record["final"], wanted.final[index], rtol=0, atol=TOLERANCE)
         assert draft.tokens.tolist() == wanted.tokens[index].tolist()
+        assert draft.logits is not None
         np.testing.assert_allclose(draft.logits, wanted.logits[index].astype(np.float32), rtol=2e-7, atol=1e-6)
         if config.has_confidence:
             assert draft.confidence is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,9 @@ WEIGHTS = random_weights(CONFIG, seed=1, mxfp8=False)
 FEATURES = random_features(CONFIG, 40)
 
 
-def fresh(numerics: str, length: int = 23, **options: object) -> Draft:
+def fresh(numerics: str, length: int = 23, **options: Any) -> Draft:
     """A draft after one commit of the first `length` rows, by a drafter of its own."""
-    drafter = ReferenceDrafter(CONFIG, WEIGHTS, numerics, **options)  # type: ignore[arg-type]
+    drafter = ReferenceDrafter(CONFIG, WEIGHTS, numerics, **options)
     start(drafter, 0, FEATURES[:length])
     return propose_one(drafter, 0, 7)
 
@@ -89,7 +90,7 @@ def test_threads_do_not_matter(numerics: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"page_size": 1}, {"page_size": 7}, {"windowed": True, "page_size": 2}])
-def test_pages_do_not_matter(options: dict[str, object]) -> None:
+def test_pages_do_not_matter(options: dict[str, Any]) -> None:
     assert same_bits(fresh("bf16", **options), fresh("bf16"))
 
 

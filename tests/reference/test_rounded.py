@@ -69,6 +69,12 @@ def test_round_to_bf16_does_not_round_twice() -> None:
     assert float(rounded.round_to(value, torch.bfloat16)) == 1 + 2**-7
 
 
+def test_round_to_subnormal_bf16_does_not_round_twice() -> None:
+    """Below 1.5 quanta of 2^-133 by less than 8 bits hold: rounding to 8 bits first would give 1.5, then 2 quanta."""
+    value = torch.tensor([(1.5 - 2.0**-20) * 2.0**-133], dtype=torch.float64)
+    assert float(rounded.round_to(value, torch.bfloat16)) == 2.0**-133
+
+
 def test_round_to_keeps_nan_and_infinity() -> None:
     odd = torch.tensor([math.nan, math.inf, -math.inf, 3e38 * 2, -(2.0**1000)], dtype=torch.float64)
     for dtype in DTYPES:
@@ -103,6 +109,15 @@ def test_near_ties_are_decided_by_terms_that_float64_loses(dtype: torch.dtype) -
     assert dots(x, w, dtype).tolist() == [wanted] * 3
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rest_does_not_move_an_odd_float64_onto_a_tie(dtype: torch.dtype) -> None:
+    """tie + 2^-52 - 2^-54: float64 keeps tie + 2^-52; stepping from there towards the rest would land on the tie."""
+    half = 2.0 ** -BITS[dtype]
+    x = torch.tensor([[1.0, half, 2.0**-26, 2.0**-27]])
+    w = torch.tensor([[1.0, 1.0, 2.0**-26, -(2.0**-27)]])
+    assert dots(x, w, dtype).tolist() == [[1 + 2 * half]]
+
+
 def test_cancellation_leaves_what_is_left() -> None:
     x = torch.tensor([[2.0**60, 1.0, -(2.0**60), 2.0**-40]])
     w = torch.ones(1, 4)
@@ -114,6 +129,9 @@ def test_zero_is_positive() -> None:
     x = torch.tensor([[1.0, -1.0], [-0.0, -0.0], [0.0, 0.0]])
     zeros = dots(x, torch.ones(1, 2), torch.bfloat16)
     assert not torch.signbit(zeros).any()
+    tiny = torch.tensor([[-(2.0**-100)]]), torch.tensor([[2.0**-100]])
+    for bias in (None, torch.zeros(1, dtype=torch.float64)):
+        assert not torch.signbit(dots(*tiny, torch.float32, bias)).any()
 
 
 def test_nan_and_infinity_do_not_depend_on_order() -> None:
