@@ -30,7 +30,12 @@ def require_uniform(helper: str, argument: str, value: Any, kind: Any = fx.Int64
     require_type(helper, argument, value, kind)
     source = lane_dependence(value)
     if source is not None:
-        raise refuse(helper, argument, f"a value that differs between lanes (from {source})", "a wave-uniform value")
+        raise refuse(
+            helper,
+            argument,
+            f"a value that differs between lanes (from {source})",
+            "a wave-uniform value (`first_lane` makes one)",
+        )
 
 
 def require_among(helper: str, argument: str, value: object, allowed: tuple[int, ...]) -> None:

@@ -42,6 +42,12 @@ def intrinsic(result: Any, name: str, *operands: Any) -> Any:
     return result(llvm.call_intrinsic(result.ir_type, name, [raw(x) for x in operands], [], []))
 
 
+def exp2(x: Any) -> Any:
+    """2^x of Float32 `x` by `llvm.exp2`, which keeps subnormal results."""
+    # FlyDSL's pipeline turns the operation of that name into a library call, the intrinsic call it leaves alone.
+    return intrinsic(fx.Float32, "llvm.exp2.f32", x)
+
+
 def asm_void(text: str, constraints: str, *operands: Any) -> None:
     """Inline assembly with side effects and no result."""
     void = ir.Type.parse("!llvm.void")

@@ -5,7 +5,7 @@ the sizes matter, then bases and what they hold, then per-lane indices and value
 and the cache policy `cm` last, as a keyword. Importing this module needs FlyDSL (`pip install "monodraft[gfx950]"`).
 """
 
-from monodraft.device.flydsl_names import traced
+from monodraft.device.flydsl_names import first_lane, traced
 from monodraft.device.gemv import (
     lane,
     mma8,
@@ -44,6 +44,7 @@ __all__ = [
     "clock",
     "exp",
     "fail",
+    "first_lane",
     "gst32",
     "hw_sqrt",
     "lane",

@@ -12,8 +12,8 @@ import monodraft.executor as ex
 from monodraft.device import probes
 from monodraft.device.geometry import Geometry
 
-SMALL = Geometry(hidden=256, ranks=2)
 M3 = Geometry()
+SMALL = Geometry(hidden=256, ranks=2)
 FAR = 2**40
 """A deadline that no test reaches."""
 BASES = ("a", "b", "c", "d")
@@ -22,11 +22,17 @@ BASES = ("a", "b", "c", "d")
 @functools.cache
 def program(name: str, geo: Geometry = M3) -> Any:
     """The lowered probe of a word."""
-    return ex.lower(probes.launcher(probes.PROBES[name], geo))
+    return body_program(probes.PROBES[name], geo)
 
 
-def run(
-    kernel: Any,
+def body_program(body: probes.Body, geo: Geometry = M3) -> Any:
+    """The lowered kernel of any body with a probe's arguments."""
+    return ex.lower(probes.launcher(body, geo))
+
+
+def arguments(
+    memory: ex.Memory,
+    regions: dict[str, ex.Region],
     *,
     ctas: int = 1,
     n: int = 0,
@@ -34,18 +40,32 @@ def run(
     rank: int = 0,
     deadline: int = FAR,
     health: int = 0,
+) -> list[Any]:
+    """A probe's arguments on rank 0; `regions` gets what it lacks of `a` .. `d` and `health`."""
+    for name in BASES:
+        if name not in regions:
+            regions[name] = memory.array(0, name, np.zeros(64, np.int32))
+    if "health" not in regions:
+        regions["health"] = memory.array(0, "health", np.array([health], np.uint64))
+    return [*(regions[name] for name in BASES), n, signed(tag), regions["health"], rank, deadline, ctas]
+
+
+def run(
+    kernel: Any,
+    *,
     schedule: ex.Schedule | None = None,
-    engine: str = "fast",
+    engine: str = "reference",
     model: ex.MemoryModel | None = None,
-    **arrays: NDArray[Any],
+    **given: Any,
 ) -> dict[str, NDArray[Any]]:
-    """Run a probe (a Program) on one rank; `arrays` are `a` .. `d`. Returns what they and `health` hold afterwards."""
+    """Run a probe (a Program) on one rank. Arrays `a` .. `d` and the scalars of `arguments` are given by name.
+
+    Returns what the arrays and `health` hold afterwards.
+    """
     memory = ex.Memory(ranks=1)
-    regions = {name: memory.array(0, name, arrays.get(name, np.zeros(64, np.int32))) for name in BASES}
-    regions["health"] = memory.array(0, "health", np.array([health], np.uint64))
-    bases = [regions[name] for name in BASES]
-    arguments = [*bases, n, signed(tag), regions["health"], rank, deadline, ctas]
-    ex.run(ex.Launch(kernel, arguments), memory=memory, schedule=schedule, engine=engine, model=model)
+    regions = {name: memory.array(0, name, given.pop(name)) for name in BASES if name in given}
+    launch = ex.Launch(kernel, arguments(memory, regions, **given))
+    ex.run(launch, memory=memory, schedule=schedule, engine=engine, model=model)  # type: ignore[arg-type]
     return {name: region.array for name, region in regions.items()}
 
 

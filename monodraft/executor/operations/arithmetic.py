@@ -177,7 +177,7 @@ LIBRARY = ("sqrt", "exp2", "exp", "log2", "log", "log10", "sin", "cos", "floor",
 @known(*(f"llvm.intr.{name}" for name in ROUNDED), kind="trans")
 def llvm_function(use: Use) -> str:
     refuse_bf16(use)
-    function = ROUNDED[use.op.name.removeprefix("llvm.intr.")]
+    function = ROUNDED[key(use.op).removeprefix("llvm.intr.")]
     return use.elementwise(lambda a: f"through_double({function}, {a})")
 
 

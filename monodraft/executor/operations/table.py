@@ -44,6 +44,8 @@ def key(op: Op) -> str:
     name = op.name
     if name == "llvm.call_intrinsic":
         name = str(op.attributes["intrin"])
+        if not name.startswith("llvm.amdgcn."):  # a generic intrinsic by its LLVM name: `llvm.exp2.f32`
+            name = "llvm.intr." + re.sub(r"(\.(v\d+)?[ifp]\d+|\.bf16)+$", "", name.removeprefix("llvm."))
     elif name == "llvm.call":
         name = "call " + str(op.attributes["callee"]).lstrip("@")
     elif name.startswith("rocdl."):
