@@ -39,6 +39,7 @@ from monodraft.executor.model import MemoryModel
 from monodraft.executor.program import Program
 from monodraft.executor.report import Report
 from monodraft.executor.schedule import Pick, Schedule
+from monodraft.executor.trace import perfetto, summary, write_perfetto
 
 __all__ = [
     "BadLaunch",
@@ -64,6 +65,9 @@ __all__ = [
     "UnknownOperation",
     "Where",
     "lower",
+    "perfetto",
     "read_mlir",
     "run",
+    "summary",
+    "write_perfetto",
 ]

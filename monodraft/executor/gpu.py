@@ -15,8 +15,9 @@ class Cost:
     """Work in 10 ns ticks of the 100 MHz clock. Rough figures for time-outs to mean something, not a timing model."""
 
     operation: float = 0.4
-    memory: float = 5.0
-    load_latency: float = 80.0
+    store: float = 2.0
+    load: float = 20.0
+    coherent_load: float = 60.0  # past the L2: the round of a poll
     barrier: float = 10.0
     sleep: float = 2.7  # one unit of s_sleep, 64 cycles at 2.4 GHz
 

@@ -23,6 +23,7 @@ from monodraft.executor.memory import Region
 from monodraft.executor.program import Program, TensorLayout
 
 ARCHITECTURE = "gfx950"
+TRACEBACK_DEPTH = 40
 
 
 def lower(launcher: Any, *args: Any, **kwargs: Any) -> Program:
@@ -118,7 +119,8 @@ def lower_in_process(launcher: Any, owner: Any, bound: inspect.BoundArguments) -
     launcher._resolve_arguments(bound.arguments)
     context = flydsl_jit._create_mlir_context()
     with context, flydsl_jit.CompilationContext.compile_hints(hints):
-        traced = launcher._trace(context, launcher._sig, bound, owner, execute=False)
+        with source_lines():
+            traced = launcher._trace(context, launcher._sig, bound, owner, execute=False)
         _, config = flydsl_jit.MlirCompiler.prepare(
             traced.module, backend=backend, compile_hints=hints, link_libs=traced.link_libs
         )
@@ -127,6 +129,18 @@ def lower_in_process(launcher: Any, owner: Any, bound: inspect.BoundArguments) -
         program = read_program(module, traced_parameters(traced))
         program.constants = constant_positions(launcher, traced)
         return program
+
+
+@contextlib.contextmanager
+def source_lines() -> Iterator[None]:
+    """Give every operation the Python stack that made it (raw builders would get the kernel's first line)."""
+    from flydsl._mlir import ir
+
+    if not hasattr(ir, "loc_tracebacks"):
+        yield
+        return
+    with ir.loc_tracebacks(max_depth=TRACEBACK_DEPTH):
+        yield
 
 
 def traced_parameters(traced: Any) -> list[Any]:

@@ -32,9 +32,13 @@ from monodraft.executor.report import Report, Span, Wait
 from monodraft.executor.translate import BARRIER, MEMORY, Translation, translate
 from monodraft.executor.values import build
 from monodraft.executor.wave import Wave
+from monodraft.executor.wave.state import WaveState
 
 # A wave counts as spinning after so many events in a row that brought nothing new.
 SPINS = 12
+# When all waves spin, they are stuck after so many more rounds in which none of them looked at the clock; a bounded
+# wait looks at it every 64 rounds or so.
+BLIND_ROUNDS = 2000
 MOST_RACING_WAVES = 2048
 
 
@@ -89,9 +93,15 @@ class Machine:
         self.spins: list[int] = []
         self.marks: list[tuple[int, int]] = []
         self.spin_start: list[float] = []
+        self.spin_place: list[int] = []
+        self.ops_seen: list[int] = []
+        self.ops = 0
         self.spinning: set[int] = set()
         self.jump = 0.0
         self.idled = 0.0
+        self.blind = 0
+        # Waves with pending stores, in the order of their first one.
+        self.holders: dict[int, None] = {}
 
     def make_detector(self) -> Detector | None:
         if not self.model.races:
@@ -137,6 +147,8 @@ class Machine:
             self.spins.append(0)
             self.marks.append((0, 0))
             self.spin_start.append(-1.0)
+            self.spin_place.append(0)
+            self.ops_seen.append(0)
         cta.running = dispatch.waves
         resident = len([each for each in self.ctas if each.running and each.dispatch.rank == dispatch.rank])
         self.report.resident = max(self.report.resident, resident)
@@ -184,15 +196,23 @@ class Machine:
 
     def advance(self, wave: Wave) -> None:
         """The clock goes on by the wave's work, shared among the waves that run at the same time."""
-        self.ticks += (wave.work + 1.0) / max(len(self.live), 1)
+        executed = wave.ops - self.ops_seen[wave.identity]
+        self.ops_seen[wave.identity] = wave.ops
+        self.ops += executed
+        self.ticks += (wave.work + executed * self.cost.operation) / max(len(self.live), 1)
         wave.work = 0.0
 
     def commit_some(self) -> None:
         """One pending store of some wave becomes visible, unless the schedule delays it."""
-        holders = [(w, queue) for w in self.waves for queue in (w.pending, w.pending_lds) if queue]
+        holders = list(self.holders)
         if not holders:
             return
-        wave, queue = holders[self.policy.below(len(holders))]
+        wave = self.waves[holders[self.policy.below(len(holders))]]
+        queues = [queue for queue in (wave.pending, wave.pending_lds) if queue]
+        if not queues:
+            del self.holders[wave.identity]
+            return
+        queue = queues[self.policy.below(len(queues))] if len(queues) > 1 else queues[0]
         position = self.policy.below(len(queue))
         if self.free(wave, queue[position]):
             wave.commit_with_older(queue, position)
@@ -235,10 +255,8 @@ class Machine:
         )
 
     def end_wave(self, position: int, wave: Wave) -> None:
-        """A wave's stores reach their level when it ends."""
+        """A wave ends; its stores may stay pending until the end of the kernel."""
         self.live.pop(position)
-        wave.drain(wave.issued)
-        wave.drain_lds(wave.issued_lds)
         self.mark_progress(wave)
         cta = wave.cta
         cta.running -= 1
@@ -252,9 +270,16 @@ class Machine:
         self.busy[rank] -= 1 / max(self.job.gpu.resident(cta.dispatch.waves, cta.dispatch.lds_bytes), 1)
         self.left[cta.launch] -= 1
         if not self.left[cta.launch]:
-            self.caches.finish(rank)
-            self.changes += 1
+            self.end_launch(cta.launch, rank)
         self.start_ctas()
+
+    def end_launch(self, launch: int, rank: int) -> None:
+        """The end of a kernel: its stores drain, its rank's caches are written back."""
+        for wave in self.waves:
+            if wave.cta.launch == launch:
+                wave.drain(wave.issued)
+        self.caches.finish(rank)
+        self.changes += 1
 
     def finished(self) -> bool:
         return not self.queue and not any(cta.waiting for cta in self.ctas)
@@ -263,7 +288,7 @@ class Machine:
 
     def mark_progress(self, wave: Wave) -> None:
         """Something happened that others may see: nobody is idle."""
-        if self.job.trace and self.spins[wave.identity] >= SPINS:
+        if self.job.trace and self.spins[wave.identity] > 1:
             self.trace_poll(wave)
         wave.progress += 1
         self.marks[wave.identity] = (wave.progress, self.changes)
@@ -272,6 +297,7 @@ class Machine:
         self.spinning.clear()
         self.jump = 0.0
         self.idled = 0.0
+        self.blind = 0
 
     def note_spin(self, wave: Wave) -> None:
         """After a turn that ended in a poll or a loop: does the wave only repeat itself?"""
@@ -282,7 +308,7 @@ class Machine:
             return
         if self.spin_start[identity] < 0:
             self.spin_start[identity] = self.ticks
-            wave.reads_clock = False
+            self.spin_place[identity] = wave.place
         self.spins[identity] += 1
         if self.spins[identity] >= SPINS:
             self.spinning.add(identity)
@@ -297,13 +323,19 @@ class Machine:
                 if queue:
                     wave.commit_with_older(queue, self.policy.below(len(queue)))
                     return
+        for each in self.live:
+            self.spins[each] = SPINS - 2
         if not any(self.waves[each].reads_clock for each in self.live):
-            self.stuck()
+            self.blind += 1
+            if self.blind > BLIND_ROUNDS:
+                self.stuck()
+            return
+        for each in self.live:
+            self.waves[each].reads_clock = False
+        self.blind = 0
         self.jump = min(max(self.jump * 2, 100.0), float(self.job.limits.jump))
         self.ticks += self.jump
         self.idled += self.jump
-        for each in self.live:
-            self.spins[each] = SPINS - 2
         if self.idled > self.job.limits.idle_ticks:
             raise self.failure(
                 Livelock,
@@ -329,7 +361,7 @@ class Machine:
         return list(first.values())[:most]
 
     def check_limits(self) -> None:
-        if self.count_ops() > self.job.limits.wave_ops:
+        if self.ops > self.job.limits.wave_ops:
             raise self.failure(
                 Livelock, f"more than {self.job.limits.wave_ops} operations without an end", self.stand(self.live)
             )
@@ -364,7 +396,7 @@ class Machine:
         return kind(message, places, self.job.schedule.seed)
 
     def race(
-        self, wave: Wave, found: Conflict, index: np.ndarray, size: int, place: int, lanes: Any, m: Any, verb: str
+        self, wave: WaveState, found: Conflict, index: np.ndarray, size: int, place: int, lanes: Any, m: Any, verb: str
     ) -> None:
         other = self.waves[found.wave]
         numbers = lanes.numbers(m)
@@ -396,16 +428,10 @@ class Machine:
         cta.stage_start = self.ticks
 
     def trace_poll(self, wave: Wave) -> None:
-        line = wave.cta.dispatch.program.kernel.places[wave.place]
+        line = wave.cta.dispatch.program.kernel.places[self.spin_place[wave.identity]]
         start = self.spin_start[wave.identity]
         rank, cta = wave.cta.dispatch.rank, wave.cta.number
         self.report.waits.append(Wait("poll", str(line), rank, cta, wave.number, start, self.ticks))
-
-    def count_ops(self) -> int:
-        sizes = [translation.sizes for translation in self.translations]
-        return sum(
-            count * size for wave in self.waves for count, size in zip(wave.counts, sizes[wave.cta.launch], strict=True)
-        )
 
     def finish(self) -> Report:
         report = self.report

@@ -7,11 +7,14 @@ walked.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import flydsl
 import numpy as np
 from flydsl._mlir import ir
 
@@ -36,6 +39,8 @@ from monodraft.executor.program import (
     leaves,
 )
 
+FLYDSL = os.path.dirname(os.path.abspath(flydsl.__file__))
+BELOW_KERNEL = "kernel_function.py"
 TERMINATORS = ("llvm.br", "llvm.cond_br", "llvm.switch")
 SCALARS = ("i1", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
 
@@ -85,7 +90,7 @@ def read_program(module: Any, traced: Sequence[Traced] | None = None) -> Program
         lds=lds,
         lds_bytes=lds_bytes,
         known_block=known_block(kernels[0]),
-        text=module.operation.get_asm(enable_debug_info=True),
+        text=module.operation.get_asm(enable_debug_info=False),
     )
 
 
@@ -218,9 +223,21 @@ def attribute_names(operation: Any) -> list[str]:
 
 
 def place_of(location: Any) -> Place:
-    """Source frames of an MLIR location, innermost first; names and unknown parts are dropped."""
-    frames = re.findall(r'"([^"]*)":(\d+):\d+', str(location))
-    return Place(tuple((file, int(line)) for file, line in frames if file != "-"))
+    """Source frames of an MLIR location, innermost first, up to the kernel's body; FlyDSL's own frames are dropped."""
+    return parse_place(str(location))
+
+
+@lru_cache(maxsize=65536)
+def parse_place(text: str) -> Place:
+    """A location's text as frames."""
+    frames = []
+    for file, line in re.findall(r'"([^"]*)":(\d+):\d+', text):
+        if file.startswith(FLYDSL):
+            if file.endswith(BELOW_KERNEL):
+                break  # what called the kernel's body: the launcher, the tracer, the caller of `lower`
+        elif file != "-":
+            frames.append((file, int(line)))
+    return Place(tuple(frames))
 
 
 def plain(attribute: Any) -> Any:

@@ -76,9 +76,9 @@ def trailing_zeros(x: Lanes) -> Lanes:
     """Number of trailing zero bits; the width for 0."""
     value = unsigned(x)
     lowest = value & (~value + value.dtype.type(1))
-    count: Any = np.bitwise_count(lowest - lowest.dtype.type(1))
-    result: Any = np.where(value == 0, value.dtype.itemsize * 8, count)
-    return result.astype(x.dtype)[()]
+    count = np.bitwise_count(lowest - lowest.dtype.type(1))
+    # For 0 the subtraction wraps to all ones, which counts the width.
+    return np.asarray(count).astype(x.dtype)[()]
 
 
 # ---- floats
@@ -86,7 +86,8 @@ def trailing_zeros(x: Lanes) -> Lanes:
 
 def flush(x: Lanes) -> Lanes:
     """Subnormals to a zero of the same sign."""
-    return np.where(np.abs(x) < F32_MIN_NORMAL, np.copysign(np.float32(0), x), x).astype(np.float32)[()]
+    flushed: Any = np.where(np.abs(x) < F32_MIN_NORMAL, np.copysign(np.float32(0), x), x)
+    return flushed.astype(np.float32)[()]
 
 
 def rounded(wide: Lanes) -> Lanes:

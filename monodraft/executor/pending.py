@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from monodraft.executor.policy import Policy
+from monodraft.executor.values import Late
 
 PIECE = 8  # bytes that always become visible together, where naturally aligned
 LANE_GROUPS = 4
@@ -26,31 +27,38 @@ class PendingStore:
     region: Any = None
     release: int = 0
 
-    @property
-    def first(self) -> int:
-        return int(self.index.min()) * self.size
-
-    @property
-    def end(self) -> int:
-        return (int(self.index.max()) + 1) * self.size
-
-    def dwords(self) -> np.ndarray:
-        return np.unique(self.index * self.size // 4)
-
 
 def overlap(a: PendingStore, b: PendingStore) -> bool:
     """Whether two stores touch a common dword; such stores of one wave stay in order."""
-    if a.first // 4 * 4 >= b.end + 3 or b.first // 4 * 4 >= a.end + 3:
-        return False
-    return bool(np.intersect1d(a.dwords(), b.dwords()).size)
+    return meet(a.index, a.size, b.index, b.size)
 
 
 def touches(store: PendingStore, index: np.ndarray, size: int) -> bool:
     """Whether a store touches a dword of an access at word indices `index`."""
-    low, high = int(index.min()) * size, (int(index.max()) + 1) * size
-    if low >= store.end + 3 or store.first >= high + 3:
+    return meet(store.index, store.size, index, size)
+
+
+def meet(a: np.ndarray, a_size: int, b: np.ndarray, b_size: int) -> bool:
+    """Whether two accesses, word indices and word sizes, share a dword."""
+    if (
+        int(a.min()) * a_size >= (int(b.max()) + 1) * b_size + 3
+        or int(b.min()) * b_size >= (int(a.max()) + 1) * a_size + 3
+    ):
         return False
-    return bool(np.intersect1d(store.dwords(), index * size // 4).size)
+    return bool(np.intersect1d(a * a_size // 4, b * b_size // 4).size)
+
+
+@dataclass(eq=False)
+class InFlight:
+    """A load that has not been waited for."""
+
+    number: int
+    late: Late
+    index: np.ndarray
+    size: int
+
+    def touches(self, index: np.ndarray, size: int) -> bool:
+        return meet(self.index, self.size, index, size)
 
 
 def pieces(store: PendingStore, policy: Policy) -> list[PendingStore]:

@@ -12,6 +12,7 @@ import hashlib
 import linecache
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 LDS_SPACE = 3
@@ -265,10 +266,11 @@ class Program:
     constants: tuple[int, ...] = ()
     text: str = ""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """A key for caches of translated code."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        """A key for caches of translated code: the module's text and the source lines it came from."""
+        places = repr([place.frames for place in self.kernel.places])
+        return hashlib.sha256((self.text + places).encode()).hexdigest()
 
     def count(self) -> int:
         """Operations in the kernel."""

@@ -138,7 +138,7 @@ class _Translator:
         self.in_flight: set[int] = set()
         self.settled: set[int] = set()
         self.known: dict[int, Known] = {}
-        self.kinds: list[dict[str, int]] = []
+        self.kinds: list[dict[str, int]] = [{} for _ in function.blocks]
 
     def run(self) -> Translation:
         self.survey()
@@ -227,7 +227,7 @@ class _Translator:
     def block(self, number: int, indent: str) -> None:
         self.settled = set()
         kinds: dict[str, int] = {}
-        self.lines.append(f"{indent}counts[{number}] += 1")
+        head = len(self.lines)
         for op in self.function.blocks[number].ops:
             if op.name in BRANCHES:
                 self.end(number, op, indent)
@@ -240,8 +240,7 @@ class _Translator:
             if entry.kind not in ("rename", "hint"):
                 kinds[entry.kind] = kinds.get(entry.kind, 0) + 1
             self.lines += [indent + line for line in self.operation(op, entry)]
-        while len(self.kinds) <= number:
-            self.kinds.append({})
+        self.lines.insert(head, f"{indent}counts[{number}] += 1; w.ops += {sum(kinds.values())}")
         self.kinds[number] = kinds
 
     def operation(self, op: Op, entry: Known) -> list[str]:
