@@ -89,9 +89,24 @@ def test_threads_do_not_matter(numerics: str) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("options", [{"page_size": 1}, {"page_size": 7}, {"windowed": True, "page_size": 2}])
+@pytest.mark.parametrize("options", [{"page_size": 1}, {"page_size": 7}])
 def test_pages_do_not_matter(options: dict[str, Any]) -> None:
     assert same_bits(fresh("bf16", **options), fresh("bf16"))
+
+
+@pytest.mark.parametrize("cuts", [[23], [7, 16], [1] * 23])
+def test_windowed_pool_does_not_matter(cuts: list[int]) -> None:
+    """Two windows: rows that no later block sees are dropped, or not even projected, and five pages of 2 are enough."""
+    config = replace(CONFIG, windows=(6, 4))
+    drafts = []
+    for options in ({}, {"windowed": True, "pages": 5, "page_size": 2}):
+        drafter = ReferenceDrafter(config, WEIGHTS, "bf16", **options)  # type: ignore[arg-type]
+        drafter.open(0)
+        for index, rows in enumerate(cuts):
+            done = sum(cuts[:index])
+            drafter.commit([ContextRows(0, done, FEATURES[done : done + rows])])
+        drafts.append(propose_one(drafter, 0, 7))
+    assert same_bits(*drafts)
 
 
 @pytest.mark.parametrize("numerics", ["exact", *SIXTEEN_BIT])

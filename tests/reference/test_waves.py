@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from fractions import Fraction
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import torch
 from monodraft.checkpoint.weights import Mxfp8Matrix
 from monodraft.formats import mxfp8_torch
 from monodraft.reference.numerics import Bf16, Mxfp8
+from monodraft.reference.waves import Chunked, wave_sum
 from reference.test_rounded import nearest, spread
 
 pytestmark = pytest.mark.numbers
@@ -31,7 +33,7 @@ def f32(x: Fraction) -> Fraction:
 
 
 def slow_output(a: list[Fraction], b: list[Fraction]) -> float:
-    """One output as the kernel sums it: 8 waves, chunk c in wave c % 8, waves added in order; then bf16."""
+    """One output as the kernel sums it, in float32: 8 waves, chunk c in wave c % 8, waves added in order."""
     partials = []
     for wave in range(8):
         accumulator = Fraction(0)
@@ -43,12 +45,13 @@ def slow_output(a: list[Fraction], b: list[Fraction]) -> float:
     total = partials[0]
     for partial in partials[1:]:
         total = f32(total + partial)
-    return nearest(total, torch.bfloat16)
+    return float(total)
 
 
 def slow_linear(x: torch.Tensor, weight: Mxfp8Matrix) -> torch.Tensor:
+    """float32 [M, N], before the rounding to bf16."""
     rows, columns = decoded(*mxfp8_torch.encode(x)), decoded(weight.elements, weight.scales)
-    return torch.tensor([[slow_output(a, b) for b in columns] for a in rows], dtype=torch.float64).bfloat16()
+    return torch.tensor([[slow_output(a, b) for b in columns] for a in rows], dtype=torch.float32)
 
 
 def linear(x: torch.Tensor, weight: Mxfp8Matrix, keep: bool = True) -> torch.Tensor:
@@ -62,7 +65,10 @@ def test_linear_has_the_bits_of_the_slow_loop(k: int, powers: int) -> None:
     """`powers` 14 spreads the blocks' scales so far that float64 cannot hold the sums and the second path decides."""
     x = spread((2, k), k, powers)
     weight = Mxfp8Matrix(*mxfp8_torch.encode(spread((6, k), k + 1, powers)))
-    assert torch.equal(linear(x, weight), slow_linear(x, weight))
+    wanted = slow_linear(x, weight)
+    chunked = (Chunked.of(mxfp8_torch.decode(*pair).double()) for pair in (mxfp8_torch.encode(x), astuple(weight)))
+    assert torch.equal(wave_sum(*chunked), wanted)
+    assert torch.equal(linear(x, weight), wanted.bfloat16())
 
 
 def test_order_of_the_waves_shows() -> None:
@@ -80,6 +86,15 @@ def test_order_of_the_waves_shows() -> None:
     assert linear(x.bfloat16(), weight).tolist() == [[0.0]]
     decoded_weight = mxfp8_torch.decode(weight.elements, weight.scales)
     assert Bf16().layer_linear([decoded_weight], True)(x.bfloat16()).tolist() == [[2.0]]
+
+
+def test_a_chunk_is_rounded_once_together_with_its_accumulator() -> None:
+    """1 + (2^24 + 1) is 2^24 + 2; a chunk rounded on its own first would be 2^24, and stay so with the 1."""
+    row, column = torch.zeros(1, 9 * 128), torch.zeros(1, 9 * 128)
+    row[0, 0] = column[0, 0] = 1.0
+    row[0, 1024], column[0, 1024] = 2.0**14, 2.0**10
+    row[0, 1060] = column[0, 1060] = 1.0
+    assert wave_sum(Chunked.of(row.double()), Chunked.of(column.double())).tolist() == [[2.0**24 + 2]]
 
 
 def test_row_alone_has_the_same_bits() -> None:
