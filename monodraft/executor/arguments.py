@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def as_array(value: Any) -> np.ndarray | None:
 
 def unused_name(memory: Memory, rank: int, name: str) -> str:
     taken = {region.name for region in memory.regions if region.rank == rank}
-    return next(each for each in (name, *(f"{name}.{n}" for n in range(2, 1 << 30))) if each not in taken)
+    later = (f"{name}.{number}" for number in itertools.count(2))
+    return name if name not in taken else next(each for each in later if each not in taken)
 
 
 def address_word(parameter: Parameter, address: int) -> int:
