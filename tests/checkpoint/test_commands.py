@@ -1,0 +1,150 @@
+"""`monodraft inspect` and `monodraft pack` as a user meets them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from monodraft.checkpoint import audit_folder
+from monodraft.cli import app
+from monodraft.cli.sizes import human_bytes, parse_bytes
+from monodraft.errors import InputError
+from monodraft.testing import random_config, random_weights, write_checkpoint, write_target
+
+pytestmark = pytest.mark.numbers
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    config = random_config("minimax-m31", head_dim=64)
+    weights = random_weights(config)
+    write_checkpoint(tmp_path / "drafter", config, weights)
+    write_target(tmp_path / "target", config, weights)
+    return tmp_path / "drafter", tmp_path / "target"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Exit code of the command line."""
+    monkeypatch.setattr(sys, "argv", ["monodraft", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "110")
+    try:
+        app.main()
+    except SystemExit as leave:
+        return int(leave.code or 0)
+    return 0
+
+
+def test_inspect_says_all_that_it_should(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(monkeypatch, "inspect", pair[0], "--target", pair[1], "--ranks", 4, "--gpu", "h200", "--values")
+    assert code == 0
+    out = capsys.readouterr().out
+    for words in (
+        "43 tensors",
+        "no NaN",
+        "the target fits: model.embed_tokens.weight and lm_head.weight",
+        "DSparkMiniMaxDraftModel",
+        "sliding window of 64 tokens, both ways",
+        "context fc",
+        "Markov w2",
+        "4 h200",
+        "4.37 TB/s",
+        "measured by this project",
+    ):
+        assert words in out, words
+
+
+def test_inspect_json_is_one_object_that_adds_up(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "inspect", pair[0], "--json", "--ranks", 2) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["config"]["family"] == "minimax-m31"
+    assert facts["from_target"] == ["embed", "lm_head"]
+    assert facts["bytes"] == sum(tensor["bytes"] for tensor in facts["tensors"].values())
+    assert facts["ranks"] == 2
+    once = sum(s["held"] if s["stage"] in facts["floor"]["cached"] else s["read"] for s in facts["stages"])
+    assert facts["floor"]["bytes_read"] == once
+    assert facts["floor"]["spec_us"] == pytest.approx(once / facts["gpu"]["spec_tb_s"] / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", 3], "ranks: found 3"),
+        (["--gpu", "tpu"], "gpu: found tpu"),
+        (["--target", "/nowhere"], "/nowhere/config.json"),
+        (["--ranks", 8], "num_heads"),
+    ],
+)
+def test_inspect_mistakes_leave_with_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[object],
+    words: str,
+) -> None:
+    config = random_config("minimax-m31", num_heads=4, head_dim=64)
+    write_checkpoint(tmp_path / "drafter", config, random_weights(config))
+    assert run(monkeypatch, "inspect", tmp_path / "drafter", *arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+
+
+def test_inspect_prints_brackets_of_messages_as_they_are(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages go through rich, which takes words in brackets for styles."""
+    facts = json.loads((pair[0] / "config.json").read_text())
+    facts["text_config"]["dspark_markov_head_type"] = "[bold]"
+    (pair[0] / "config.json").write_text(json.dumps(facts))
+    assert run(monkeypatch, "inspect", pair[0]) == 2
+    assert '"[bold]"' in capsys.readouterr().err
+
+
+def test_pack_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = random_config("qwen3")
+    write_checkpoint(tmp_path / "drafter", config, random_weights(config))
+    packed = tmp_path / "packed"
+    assert run(monkeypatch, "pack", tmp_path / "drafter", packed, "--json", "--max-shard-size", "500kB") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["quantised"] == 14
+    assert len(facts["files"]) > 1
+    assert audit_folder(packed).config.mxfp8_linears
+    assert run(monkeypatch, "pack", tmp_path / "drafter", packed) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run(monkeypatch, "pack", tmp_path / "drafter", packed, "--force") == 0
+    assert "14 linears to MXFP8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("500 MB", 5 * 10**8), ("2GiB", 2 << 30), ("123", 123), ("1.5k", 1500)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1GB", "0", "5 XB", "iB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match="--max-shard-size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (12_345_678, "12.3 MB"),
+        (2_302_000_000, "2.30 GB"),
+        (10**13, "10000 GB"),
+    ],
+)
+def test_human_bytes(count: int, text: str) -> None:
+    assert human_bytes(count) == text
