@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 from monodraft.executor.schedule import Pick, Schedule
 
-# A wave's speed is 10^-u, u uniform up to this; redrawn every EPOCH turns.
-SPEED_DECADES = 3.0
-EPOCH = 500
-SLICE = 20
-VICTIM_SPEED = 1e-3
+# A wave's speed is 10^-u, u uniform up to one of these, drawn for each run; after a turn it is redrawn with probability
+# 1 / REDRAW, so that a wave that ran on may stop for long at any point.
+SPEED_DECADES = (1.0, 3.0, 5.0)
+REDRAW = 12
+MOST_WEIGHED = 128  # beyond so many live waves, rejection sampling is cheaper than weights
+SLICES = (1, 2, 4, 20)  # the longest turn in scheduling points, drawn for each run
+VICTIM_SPEED = 1e-5
 ROUND_ROBIN_SLICE = 256
 
 
@@ -26,13 +28,14 @@ class Policy:
         self.fair = schedule.kind == "round_robin"
         self.recorded = array("q")
         self.position = 0
-        self.turns = 0
         self.speeds: list[float] = []
         self.victims: frozenset[int] = frozenset()
         self.victim_place: tuple[int, int] | None = None
         self.next = 0
-        # How often a pending store becomes visible, log-uniform over three decades, fixed for the run.
-        self.commit_rate = 10 ** -(0.3 + 2.7 * self.random.random())
+        self.decades = SPEED_DECADES[self.random.randrange(len(SPEED_DECADES))]
+        self.longest = SLICES[self.random.randrange(len(SLICES))]
+        # How often a pending store becomes visible, log-uniform over 2.5 decades, fixed for the run.
+        self.commit_rate = 10 ** (-2.5 * self.random.random())
 
     def decide(self, count: int, draw: Callable[[], int]) -> int:
         """A number below `count`: drawn and recorded, or the recorded one."""
@@ -47,7 +50,7 @@ class Policy:
 
     def start(self, names: list[tuple[int, int, int]]) -> None:
         """Waves by (rank, cta, wave). Draws the victims of an adversarial schedule."""
-        self.speeds = [1.0] * len(names)
+        self.speeds = [self.draw_speed() for _ in names]
         starve = self.schedule.starve
         if starve is None or not names:
             return
@@ -55,33 +58,48 @@ class Policy:
             rank, cta, wave = names[self.random.randrange(len(names))]
             starve = {"rank": Pick(rank), "cta": Pick(rank, cta), "wave": Pick(rank, cta, wave)}[starve]
         self.victims = frozenset(i for i, name in enumerate(names) if starve.matches(*name))
+        for victim in self.victims:
+            self.speeds[victim] = VICTIM_SPEED
 
     def next_wave(self, live: list[int]) -> int:
         """The position in `live` of the wave that goes on."""
-        self.turns += 1
         if self.fair:
             self.next = (self.next + 1) % len(live) if self.next + 1 < len(live) else 0
             return self.next
         return self.decide(len(live), lambda: self.draw_wave(live))
 
     def draw_wave(self, live: list[int]) -> int:
-        """Rejection sampling by speed; a rejected wave gains a little, so that none starves for ever."""
-        if self.turns % EPOCH == 1:
-            self.speeds = [10 ** (-SPEED_DECADES * self.random.random()) for _ in self.speeds]
-            for victim in self.victims:
-                self.speeds[victim] = VICTIM_SPEED
+        """By speed, among those that can run."""
+        if len(live) <= MOST_WEIGHED:
+            position = self.random.choices(range(len(live)), [self.speeds[wave] for wave in live])[0]
+        else:
+            position = self.draw_by_rejection(live)
+        if self.random.randrange(REDRAW) == 0 and live[position] not in self.victims:
+            self.speeds[live[position]] = self.draw_speed()
+        return position
+
+    def draw_by_rejection(self, live: list[int]) -> int:
         while True:
             position = self.random.randrange(len(live))
-            wave = live[position]
-            if self.random.random() < self.speeds[wave]:
+            if self.random.random() < self.speeds[live[position]]:
                 return position
-            self.speeds[wave] *= 1.02 if wave not in self.victims else 1.002
+            self.speeds[live[position]] *= 1.02  # so that it ends
+
+    def draw_speed(self) -> float:
+        return float(10 ** (-self.decades * self.random.random()))
+
+    def hesitate(self, wave: int) -> None:
+        """A wave that has a load in flight slows down, half of the time: between the moments at which its loads look
+        at memory, others get far."""
+        if self.schedule.kind != "replay" and self.random.random() < 0.5:
+            self.speeds[wave] = 10 ** (-1 - 2 * self.random.random())
 
     def slice(self) -> int:
         """How many scheduling points the wave may pass in this turn."""
         if self.fair:
             return ROUND_ROBIN_SLICE
-        return 1 + self.decide(SLICE, lambda: self.random.randrange(SLICE))
+        longest = self.longest
+        return 1 + self.decide(longest, lambda: self.random.randrange(longest)) if longest > 1 else 1
 
     def commits(self) -> bool:
         """Whether some pending store becomes visible now."""

@@ -1,4 +1,4 @@
-"""What Python becomes under FlyDSL's rewriter, executed: control flow, divergence, carried values, integer semantics."""
+"""What Python becomes under FlyDSL's rewriter, executed: control flow, divergence, carried values, integers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def vector_index_per_lane(t, n):
 
 def boolean_logic(t, n):
     r = fx.Int32(0)
-    if 1 < t < n and not t == 2:
+    if 1 < t < n and not t == 2:  # noqa: SIM201
         r = fx.Int32(1)
     return r
 

@@ -42,6 +42,7 @@ PLAIN = {
     "fp8_e5m2": ("16x16x32.bf8.bf8", "32x32x16.bf8.bf8"),
 }
 KINDS = {f"llvm.amdgcn.mfma.f32.{name}": kind for kind, names in PLAIN.items() for name in names}
+MODIFIERS = ("cbsz", "abid", "blgp")
 
 
 @known(*KINDS, kind="mfma")
@@ -50,7 +51,7 @@ def plain(use: Use) -> str:
     kind = KINDS[name]
     match = re.search(r"\.(\d+)x\d+x(\d+)", name)
     assert match is not None
-    if any(use.attributes.get(each) for each in ("cbsz", "abid", "blgp")):
+    if any(str(use.attributes.get(each, 0)).rstrip(">").rsplit(" ")[-1] not in ("0", "none") for each in MODIFIERS):
         raise NotKnown("broadcast or negation modifiers of mfma")
     a, b = (operand(use, index, kind) for index in (0, 1))
     return f"mfma_plain({a}, {b}, {use.operands[2]}, {kind!r}, ({match[1]}, {match[2]}))"

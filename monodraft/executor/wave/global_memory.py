@@ -51,6 +51,7 @@ class GlobalMemory(Waits):
                 self.cta.path.acquire(level)
             return to_lanes(words, shape, lanes)
         late = Late(self.completion(level, index, shape, scope, lanes, number, moment, place, start))
+        machine.policy.hesitate(self.identity)
         self.late.append(InFlight(number, late, index, shape.word))
         return late
 
