@@ -18,7 +18,7 @@ ALLOWED = {
     "device": {"formats"},
     "executor": {"formats"},
     "stages": {"device", "plan", "checkpoint"},
-    "hosts": {"stages", "device", "plan", "executor", "drafter", "checkpoint"},
+    "hosts": {"stages", "device", "plan", "executor", "drafter", "checkpoint", "formats"},
     "hopper": {"checkpoint", "plan", "drafter", "formats"},
     "reference": {"checkpoint", "drafter", "formats"},
     "loop": {"checkpoint", "drafter", "reference"},

@@ -1,0 +1,97 @@
+"""The memory of a group of ranks on the executor, and launches in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import monodraft.executor as ex
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.device.health import HEALTHY
+from monodraft.errors import Fault, KernelError
+from monodraft.hosts.packing import pack_rank
+from monodraft.plan.layout import Block, exchange_block, local_block, pool_bytes
+from monodraft.plan.shape import StepShape
+from monodraft.plan.step import Plan
+
+DTYPES = {"uint8": np.uint8, "bfloat16": np.uint16, "int32": np.int32, "float32": np.float32}
+
+
+class View:
+    """Arrays of one block in memory, by name."""
+
+    def __init__(self, region: ex.Region, block: Block) -> None:
+        self.region, self.block = region, block
+
+    def __call__(self, name: str, layer: int = 0) -> np.ndarray:
+        """A live view of an array."""
+        array = self.block[name]
+        start = self.block.offset(name, layer)
+        return self.region.array[start : start + array.nbytes].view(DTYPES[array.dtype]).reshape(array.shape)
+
+
+class Workspace:
+    """Weights, scratch, exchange memory and draft pool of all ranks, for every launch that shares `shape`'s layout.
+
+    One launch at a time: `launch` refuses a second while one is running.
+    """
+
+    def __init__(self, shape: StepShape, weights: DraftWeights, *, memory: ex.Memory | None = None) -> None:
+        self.shape = shape
+        self.memory = ex.Memory(ranks=shape.ranks) if memory is None else memory
+        self.busy = False
+        ranks = range(shape.ranks)
+        pool = np.zeros(shape.layers * pool_bytes(shape), np.uint8)
+        self.weights = [self.memory.array(rank, "weights", pack_rank(shape, weights, rank)) for rank in ranks]
+        self.local = [View(self._zeros(rank, "local", local_block(shape)), local_block(shape)) for rank in ranks]
+        exchange = exchange_block(shape)
+        self.exchange = [View(self._zeros(rank, "exchange", exchange, True), exchange) for rank in ranks]
+        self.keys = [self.memory.array(rank, "keys", pool) for rank in ranks]
+        self.values = [self.memory.array(rank, "values", pool) for rank in ranks]
+        addresses = np.array([view.region.address for view in self.exchange], np.int64)
+        self.peers = [self.memory.array(rank, "peers", addresses) for rank in ranks]
+        self.health = self.memory.array(0, "health", np.zeros(2, np.uint64), uncached=True)
+
+    def _zeros(self, rank: int, name: str, block: Block, uncached: bool = False) -> ex.Region:
+        return self.memory.array(rank, name, np.zeros(block.nbytes, np.uint8), uncached=uncached)
+
+    def check(self, shape: StepShape) -> None:
+        """Refuse a plan of another workspace, naming what differs. Raises KernelError."""
+        own, other = (replace(each, requests=0, context_rows=16, capacity=0) for each in (self.shape, shape))
+        names = [name for name in own.__dataclass_fields__ if getattr(own, name) != getattr(other, name)]
+        if shape.most_requests != self.shape.most_requests:
+            names.append("capacity")
+        if names:
+            faults = [Fault(name, str(getattr(shape, name)), str(getattr(self.shape, name))) for name in names]
+            raise KernelError("this workspace was built for another plan", faults)
+
+    def arguments(self, rank: int, ticks: int) -> tuple[Any, ...]:
+        """Launcher arguments of a rank, in the order of `stages.step.ARGUMENTS`."""
+        shared = (self.weights[rank], self.local[rank].region, self.exchange[rank].region, self.peers[rank])
+        return (*shared, self.keys[rank], self.values[rank], self.health, ticks, rank, self.shape.layers)
+
+    def launch(self, plan: Plan, program: ex.Program, ticks: int, **options: Any) -> ex.Report:
+        """Run one step on all ranks. Raises KernelError while another launch is live; see `Workspace.failure` after."""
+        self.check(plan.shape)
+        if self.busy:
+            raise KernelError("one launch a workspace", [Fault("workspace", "a live launch", "none")])
+        self.busy = True
+        try:
+            launches = [ex.Launch(program, self.arguments(rank, ticks), rank=rank) for rank in range(plan.shape.ranks)]
+            return ex.run(launches, memory=self.memory, **options)
+        finally:
+            self.busy = False
+
+    @property
+    def health_word(self) -> int:
+        """The health word as the kernels left it."""
+        return int(self.health.array[0])
+
+    def reset(self) -> None:
+        """After a failure: clear the health word and set every rank's epoch past all tags that may be in memory."""
+        self.health.array[:] = HEALTHY
+        highest = max(int(view("epoch").view(np.uint32)[0]) for view in self.local)
+        for view in self.local:
+            view("epoch")[0] = np.uint32((highest + 1) & 0xFFFFFFFF).view(np.int32)

@@ -1,0 +1,235 @@
+"""The plan of a draft step as data: stages in order, who does what, every region, every wait and its number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from monodraft.plan.shape import TILE, StepShape
+
+
+class Repeat(StrEnum):
+    """How often a stage runs in a launch."""
+
+    ONCE = "once"
+    LAYER = "layer"
+    SLOT = "slot"
+
+
+class Scope(StrEnum):
+    """Who can see a region's stores: other CTAs of the rank, or other ranks too."""
+
+    DEVICE = "device"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait of a stage. For flags: on those of all owners of `producer` in `region`; for pairs (`poll`): on all pairs
+    of the rows or entries that a CTA reads. `lag` is the producer's repeat relative to the waiting one's (-1: the layer
+    before); `last`: the producer's last repeat."""
+
+    producer: str
+    region: str
+    poll: bool = False
+    lag: int = 0
+    last: bool = False
+
+    @property
+    def key(self) -> str:
+        """What the wait is called after its stage's name."""
+        return self.region if self.poll else self.producer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: task i belongs to CTA i mod ctas; CTAs without a task (`owners` on) publish nothing.
+
+    `reads`, `writes`: local arrays and exchange regions. `weights`: weight arrays that it reads, each byte once.
+    `flags`: the region that an owner's publish sets, or "" for none.
+    """
+
+    name: str
+    repeat: Repeat
+    unit: str
+    tasks: int
+    owners: int
+    waits: tuple[Wait, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    flags: str = ""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory that CTAs hand over. `words` of 4 bytes in all; `owner` writes, `readers` read; `epoch`: what tells new
+    from old; `reuse`: why nobody overwrites what somebody still reads (`plan.order` proves it for a plan's sizes)."""
+
+    name: str
+    owner: str
+    readers: tuple[str, ...]
+    words: int
+    scope: Scope
+    epoch: str
+    reuse: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before a launch is traced. Equal shapes give equal plans."""
+
+    shape: StepShape
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Stages in program order; those of a layer stand once and run `layers` times in a row, slots likewise."""
+        commit = _commit_stages(self.shape) if self.shape.context_rows else ()
+        draft = _draft_stages(self.shape) if self.shape.requests else ()
+        return (*commit, *draft)
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name."""
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def repeats(self, stage: Stage) -> int:
+        """Times that a stage runs in a launch."""
+        return {Repeat.ONCE: 1, Repeat.LAYER: self.shape.layers, Repeat.SLOT: self.shape.block}[stage.repeat]
+
+    @cached_property
+    def sites(self) -> dict[str, tuple[int, int]]:
+        """Number of each wait, `stage<region or producer`: (first, step a layer or slot). Never 0."""
+        numbers, top = {}, 1
+        for stage in self.stages:
+            for wait in stage.waits:
+                numbers[f"{stage.name}<{wait.key}"] = (top, 1)
+                top += self.repeats(stage)
+        return numbers
+
+    def place(self, site: int) -> tuple[Stage, Wait, int]:
+        """Stage, wait and layer (or slot) of a wait's number. Raises ValueError for a number that no wait has."""
+        for stage in self.stages:
+            for wait in stage.waits:
+                first = self.sites[f"{stage.name}<{wait.key}"][0]
+                if first <= site < first + self.repeats(stage):
+                    return stage, wait, site - first
+        raise ValueError(f"no wait has number {site}")
+
+    @cached_property
+    def record(self) -> tuple[tuple[str, str, str], ...]:
+        """(kind, stage, region) of every hand-off as tracing must meet it; a layer's and a slot's stand once."""
+        events: list[tuple[str, str, str]] = []
+        for stage in self.stages:
+            events += [("poll" if wait.poll else "wait", stage.name, wait.region) for wait in _traced(stage, False)]
+            events += _puts(self.shape, stage)
+            events += [("poll", stage.name, wait.region) for wait in _traced(stage, True) for _ in range(_polls(self))]
+            if stage.flags:
+                events.append(("publish", stage.name, stage.flags))
+        return tuple(events)
+
+
+def _traced(stage: Stage, after: bool) -> list[Wait]:
+    """Waits before a stage's puts, or (the chain's exchange) after them."""
+    return [wait for wait in stage.waits if (stage.repeat is Repeat.SLOT) is after]
+
+
+def _polls(plan: Plan) -> int:
+    return plan.shape.requests
+
+
+def _puts(shape: StepShape, stage: Stage) -> list[tuple[str, str, str]]:
+    return [("put", stage.name, region) for region in stage.writes if region.startswith(("pairs.", "candidates"))]
+
+
+def _stage(
+    shape: StepShape,
+    name: str,
+    repeat: Repeat,
+    unit: str,
+    tasks: int,
+    waits: tuple[Wait, ...],
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    weights: tuple[str, ...] = (),
+    flags: str = "",
+) -> Stage:
+    return Stage(name, repeat, unit, tasks, min(shape.ctas, tasks), waits, reads, writes, weights, flags)
+
+
+def _flags(producer: str, region: str, **more: bool | int) -> Wait:
+    return Wait(producer, region, **more)  # type: ignore[arg-type]
+
+
+def _commit_stages(shape: StepShape) -> tuple[Stage, ...]:
+    once, rows = Repeat.ONCE, shape.context_rows
+    kv_tiles = shape.layers * 2 * shape.kv_size // TILE
+    return (
+        _stage(
+            shape, "fc", once, "tile", shape.hidden // TILE, (), ("features",), ("fc_rows",), ("fc",), "flags.fc"
+        ),
+        _stage(
+            shape, "context_norm", once, "row", rows, (_flags("fc", "flags.fc"),), ("fc_rows",),
+            ("context8", "context8.scales"), ("hidden_norm",), "flags.context",
+        ),
+        _stage(
+            shape, "context_kv", once, "tile", kv_tiles, (_flags("context_norm", "flags.context"),),
+            ("context8", "context8.scales"), ("context_kv",), ("qkv",), "flags.context_kv",
+        ),
+        _stage(
+            shape, "pool", once, "layer and head", shape.layers * shape.kv_heads,
+            (_flags("context_kv", "flags.context_kv"),), ("context_kv",), ("pool",), ("k_norm",), "flags.pool",
+        ),
+    )  # fmt: skip
+
+
+def _draft_stages(shape: StepShape) -> tuple[Stage, ...]:
+    once, layer, rows = Repeat.ONCE, Repeat.LAYER, shape.rows
+    x8 = ("x8", "x8.scales")
+    pool = (Wait("pool", "flags.pool"),) if shape.context_rows else ()
+    embed = _stage(shape, "embed", once, "row", rows, (), (), x8, ("embed", "input_norm"), "flags.input")
+    # The pool's flags are waited for once, before the first layer.
+    before = (_stage(shape, "context_ready", once, "wait", shape.ctas, pool, (), ()),) if pool else ()
+    layers = (
+        _stage(
+            shape, "qkv", layer, "tile", shape.qkv_size // TILE, (Wait("input", "flags.input", lag=-1),), x8, ("qkv",),
+            ("qkv",), "flags.qkv",
+        ),
+        _stage(
+            shape, "attention", layer, "request and K/V head", shape.requests * shape.kv_heads,
+            (Wait("qkv", "flags.qkv"),), ("qkv", "pool"), ("attention",), ("q_norm", "k_norm"), "flags.attention",
+        ),
+        _stage(
+            shape, "o", layer, "tile", shape.hidden // TILE, (Wait("attention", "flags.attention"),), ("attention",),
+            ("pairs.o",), ("o",),
+        ),
+        _stage(
+            shape, "post", layer, "row", rows, (Wait("o", "pairs.o", poll=True),), ("pairs.o",), x8, ("post_norm",),
+            "flags.post",
+        ),
+        _stage(
+            shape, "gate_up", layer, "pair of tiles", shape.ffn // TILE, (Wait("post", "flags.post"),), x8, ("act",),
+            ("gate_up",), "flags.act",
+        ),
+        _stage(
+            shape, "down", layer, "tile", shape.hidden // TILE, (Wait("gate_up", "flags.act"),), ("act",),
+            ("pairs.down",), ("down",),
+        ),
+        _stage(
+            shape, "input", layer, "row", rows, (Wait("down", "pairs.down", poll=True),), ("pairs.down",),
+            (*x8, "final"), ("input_norm",), "flags.input",
+        ),
+    )  # fmt: skip
+    heads = [
+        _stage(
+            shape, "lm_head", once, "tile", shape.vocab_tiles, (Wait("input", "flags.input", last=True),), ("final",),
+            ("base",), ("lm_head",),
+        ),
+        _stage(
+            shape, "chain", Repeat.SLOT, "tile", shape.vocab_tiles, (Wait("chain", "candidates", poll=True),),
+            ("base", "candidates"), ("candidates", "logits", "tokens"), ("markov_w2",),
+        ),
+    ]  # fmt: skip
+    if shape.config.has_confidence:
+        heads.append(_stage(shape, "confidence", once, "row", rows, (), ("final",), ("confidence",), ("confidence",)))
+    return (embed, *before, *layers, *heads)

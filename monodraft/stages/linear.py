@@ -1,0 +1,142 @@
+"""The linears: MXFP8 tiles of the layers, whose weights are asked for one tile ahead, and bf16 tiles of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl.expr import gpu
+
+from monodraft.device import words as dw
+from monodraft.device.bf16 import UNIT, mma_bf16
+from monodraft.device.geometry import TILE_ROWS
+from monodraft.device.memory import load_words, resource
+from monodraft.plan.shape import MX_BLOCK
+from monodraft.stages.scope import Step
+
+Matrix = tuple[Any, Any]
+"""Bases of MXFP8 elements and scales, uniform Int64, of row 0 of the tiles."""
+Tokens = Callable[[int], Any]
+"""Operand of chunk c of the token rows."""
+OUT_OF_RESOURCE = 2**31 - 256
+PAIRS = TILE_ROWS // 2
+
+
+def quantised_tokens(step: Step, name: str, k: int, rows: int) -> Tokens:
+    """Token rows that `quant_store` left in local array `name`."""
+    x8, e8 = step.local.at(name), step.local.at(f"{name}.scales")
+    row = dw.lane() % TILE_ROWS
+    return lambda c: dw.w_chunk(step.geo, x8, e8, row, c, k, rows, cm=dw.CM_DEV)
+
+
+def bf16_tokens(step: Step, name: str, k: int, rows: int) -> Tokens:
+    """bf16 token rows in local array `name`, quantised in registers."""
+    x = step.local.at(name)
+    row = dw.lane() % TILE_ROWS
+    return lambda c: dw.xq_chunk(step.geo, x, row, c, k, rows)
+
+
+def tile_operands(step: Step, matrices: Sequence[Matrix], tile: Any, tiles: int, k: int) -> list[Any]:
+    """Weight operands of one tile of every matrix: words, scale of each chunk. Past the last tile zeros, no bytes."""
+    exists = tile < tiles
+    place = fx.Int64(exists.select(tile, fx.Int32(0))) * (TILE_ROWS * k)
+    # A row past the tile's resource reads zeros without touching memory.
+    row = exists.select(fx.Int32(0), fx.Int32(TILE_ROWS)) + dw.lane() % TILE_ROWS
+    flat: list[Any] = []
+    for elements, scales in matrices:
+        tile_scales = scales + place // MX_BLOCK
+        for c in range(step.geo.chunks(k)):
+            flat += dw.w_chunk(step.geo, elements + place, tile_scales, row, c, k, TILE_ROWS)
+    return flat
+
+
+def tile_partials(step: Step, held: Sequence[Any], tokens: Sequence[Any], count: int) -> None:
+    """This wave's partials of `count` tiles to LDS `red`."""
+    chunks = len(tokens)
+    pairs = list(zip(held[0::2], held[1::2], strict=True))
+    for t in range(count):
+        dw.red_store(step.geo, step.lds.red, t, dw.mma_chain(pairs[t * chunks : (t + 1) * chunks], tokens))
+
+
+@dw.traced
+def mx_tiles(
+    step: Step,
+    matrices: Sequence[Matrix],
+    tiles: int,
+    k: int,
+    wait: Callable[[], None],
+    tokens: Tokens,
+    finish: Callable[[Any], None],
+) -> None:
+    """This CTA's tiles (cta, cta + ctas, ...) of MXFP8 `matrices` side by side, each [tiles * 16][k], times tokens.
+
+    The first tile's weights are requested before `wait` waits for the tokens, every later tile's before the sums of the
+    one before. `finish(tile)` is called by all threads with tile t of every matrix summed up in LDS `red`.
+    """
+    ctas = step.shape.ctas
+    held = tile_operands(step, matrices, step.cta, tiles, k)
+    wait()
+    columns = [tokens(c) for c in fx.range_constexpr(step.geo.chunks(k))]
+    for tile in range(step.cta, tiles, ctas):
+        tile_partials(step, held, columns, len(matrices))
+        held = tile_operands(step, matrices, fx.Int32(tile) + ctas, tiles, k)
+        gpu.barrier()
+        finish(fx.Int32(tile))
+        gpu.barrier()
+
+
+def tile_word(step: Step, t: int, change: Callable[[Any], Any] = lambda value: value) -> tuple[Any, Any, Any]:
+    """(word, token, pair): rows 2 pair, 2 pair + 1 of tile `t` in column `token`, as a bf16 pair, thread by thread.
+
+    Thread i holds pair i % 8 of token i // 8; tokens of 16 and more are duplicates that callers must not store.
+    """
+    pair, token = fx.thread_idx.x % PAIRS, fx.thread_idx.x // PAIRS
+    low, high = (dw.red_sum(step.geo, step.lds.red, t, 2 * pair + half, token % TILE_ROWS) for half in (0, 1))
+    return dw.bfpair(change(low), change(high)), token, pair
+
+
+def store_tile(step: Step, name: str, tile: Any, rows: int, stride: int, first: int = 0) -> None:
+    """Tile 0 in LDS to columns first + 16 tile .. of bf16 local array `name` [rows][stride], for other CTAs."""
+    word, token, pair = tile_word(step, 0)
+    place = token * (stride // 2) + tile * PAIRS + pair + first // 2
+    dw.st(step.local.at(name), place, word, cm=dw.CM_DEV, nbytes=rows * stride * 2)
+
+
+@dw.traced
+def bf16_tile(step: Step, weights: Any, x: Any, k: int, rows: int, cm: int = dw.CM_DEV) -> Any:
+    """This wave's partial of the 16 bf16 weight rows at `weights` [16][k] times bf16 x[rows][k]; Float32 Vector of 4.
+
+    Wave w walks a consecutive eighth of K, 32 values an instruction, in order.
+    """
+    units = k // UNIT
+    share = -(-units // step.geo.waves)
+    group = min(share, 8)
+    lane = dw.lane()
+    row, part = lane % TILE_ROWS, lane // TILE_ROWS * 16
+    tile, columns = resource(weights, TILE_ROWS * k * 2), resource(x, rows * k * 2)
+    first = dw.wave() * share
+    acc = fx.Vector.filled(4, 0.0, fx.Float32)
+    for g in range(fx.Int32(0), fx.Int32(-(-share // group)), fx.Int32(1)):
+        places = [_unit_place(first, fx.Int32(g) * group + j, share, units, row * (2 * k) + part) for j in range(group)]
+        a = [_vector(load_words(tile, place, 16, 0)) for place in places]
+        b = [_vector(load_words(columns, place, 16, cm)) for place in places]
+        acc = chain_bf16(acc, a, b)
+    return acc
+
+
+def chain_bf16(acc: Any, a: Sequence[Any], b: Sequence[Any]) -> Any:
+    """acc plus the products of operand lists, in order."""
+    for left, right in zip(a, b, strict=True):
+        acc = mma_bf16(acc, left, right)
+    return acc
+
+
+def _unit_place(first: Any, index: Any, share: int, units: int, row_part: Any) -> Any:
+    """Byte offset of a lane's 16 bytes of unit `first + index` of its row; past the resource where there is none."""
+    inside = (index < share) & (first + index < units)
+    return inside.select(row_part + (first + index) * (2 * UNIT), fx.Int32(OUT_OF_RESOURCE))
+
+
+def _vector(words: list[Any]) -> Any:
+    return fx.Vector.from_elements(words, fx.Int32)

@@ -1,0 +1,293 @@
+"""LM head, the serial Markov chain with its exchange of (score, id), and the confidence head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl.expr import gpu
+
+from monodraft.device import words as dw
+from monodraft.device.bf16 import UNIT, mma_bf16
+from monodraft.device.flydsl_names import wait_vmcnt_zero
+from monodraft.device.gemv import row_base
+from monodraft.device.geometry import TILE_ROWS
+from monodraft.device.memory import load_words, resource
+from monodraft.device.numbers import bf16r, unpack_pairs
+from monodraft.plan.lds import LANES
+from monodraft.plan.shape import TILE
+from monodraft.stages.exchange import wait_stage
+from monodraft.stages.linear import bf16_tile
+from monodraft.stages.scope import Step
+
+NOTHING = float("-inf")
+MOST = 3.4028234663852886e38
+Pick = tuple[Any, Any]
+"""(score Float32, id Int32): the best so far. Higher scores win, then lower ids."""
+
+
+@dw.traced
+def lm_head(step: Step) -> None:
+    """Base logits of this CTA's vocabulary tiles: bf16 as Float32 to local `base` [tile][token][row]; own CTA reads."""
+    wait_stage(step, "lm_head", "input", 0, of=step.shape.layers)
+    for tile in range(step.cta, step.shape.vocab_tiles, step.shape.ctas):
+        base_tile(step, fx.Int32(tile))
+    own_stores_done()
+
+
+def base_tile(step: Step, tile: Any) -> None:
+    """One tile of base logits."""
+    shape, tile_bytes = step.shape, 4 * TILE * TILE
+    weights = step.weights.at("lm_head") + fx.Int64(tile) * (TILE * shape.hidden * 2)
+    acc = bf16_tile(step, weights, step.local.at("final"), shape.hidden, shape.rows)
+    dw.red_store(step.geo, step.lds.red, 0, acc)
+    gpu.barrier()
+    place = fx.thread_idx.x % (TILE * TILE)
+    value = bf16r(dw.red_sum(step.geo, step.lds.red, 0, place % TILE, place // TILE))
+    base = step.local.at("base") + fx.Int64(tile) * tile_bytes
+    dw.st(base, fx.thread_idx.x, value, cm=dw.CM_DEV, nbytes=tile_bytes)
+    gpu.barrier()
+
+
+def own_stores_done() -> None:
+    """This CTA's stores are visible to its own later loads: every wave drains, then the CTA barrier."""
+    wait_vmcnt_zero()
+    gpu.barrier()
+
+
+@dw.traced
+def chain(step: Step) -> None:
+    """Slot after slot: bias of the last token, this CTA's best, exchange, the next token. Ids end in LDS `chosen`."""
+    shape = step.shape
+    anchors = dw.ld(step.local.at("anchors"), fx.thread_idx.x % TILE)
+    first_ids(step, anchors)
+    gpu.barrier()
+    for slot in range(fx.Int32(0), fx.Int32(shape.block), fx.Int32(1)):
+        turn = fx.Int32(slot)
+        offer(step, turn, best_of_tiles(step, turn))
+        take(step, turn)
+        gpu.barrier()
+
+
+@dw.traced
+def first_ids(step: Step, anchors: Any) -> None:
+    """The anchors are what slot 0 follows."""
+    if fx.thread_idx.x < TILE:
+        fx.ptr_store(anchors, step.lds.chosen + fx.thread_idx.x)
+
+
+@dw.traced
+def best_of_tiles(step: Step, slot: Any) -> Pick:
+    """A lane's best of this wave's tiles for request lane % 16: corrected logits = base + bf16(w2 e)."""
+    shape, ctas = step.shape, step.shape.ctas
+    column, part = dw.lane() % TILE, dw.lane() // TILE_ROWS
+    request = (column < shape.requests).select(column, fx.Int32(0))
+    previous = fx.ptr_load(step.lds.chosen + slot * TILE + request)
+    e = embedding_operands(step, previous, column, part)
+    best, chosen = fx.Float32(NOTHING), fx.Int32(shape.config.vocab_size)
+    first_id = step.rank * shape.vocab
+    for tile in range(step.cta + ctas * dw.wave(), shape.vocab_tiles, ctas * step.geo.waves):
+        corrected = corrected_logits(step, fx.Int32(tile), slot, column, part, e)
+        for i in fx.range_constexpr(4):
+            row = fx.Int32(tile) * TILE + part * 4 + i
+            score = usable(corrected[i], row < shape.vocab)
+            better = score > best
+            chosen = (better | (chosen == shape.config.vocab_size)).select(first_id + row, chosen)
+            best = better.select(score, best)
+    return best, chosen
+
+
+def usable(logit: Any, exists: Any) -> Any:
+    """The logit as a score: NaN and rows past the vocabulary are -inf, +inf the greatest finite number."""
+    logit = (logit > fx.Float32(MOST)).select(fx.Float32(MOST), logit)
+    return (exists & (logit == logit)).select(logit, fx.Float32(NOTHING))
+
+
+def embedding_operands(step: Step, previous: Any, column: Any, part: Any) -> list[Any]:
+    """w1 rows of the previous ids as matrix columns: 4 words for each 32 values; zeros past the last request."""
+    shape = step.shape
+    row_bytes = 2 * shape.markov_rank
+    nbytes = shape.config.vocab_size * row_bytes
+    where = resource(step.weights.at("markov_w1"), nbytes)
+    place = (column < shape.requests).select(previous * row_bytes + 16 * part, fx.Int32(nbytes))
+    steps = range(shape.markov_rank // UNIT)
+    return [fx.Vector.from_elements(load_words(where, place + 2 * UNIT * i, 16, 0), fx.Int32) for i in steps]
+
+
+def corrected_logits(step: Step, tile: Any, slot: Any, column: Any, part: Any, e: Sequence[Any]) -> list[Any]:
+    """fl32(base + bf16(w2 e)) of vocabulary rows 16 tile + 4 part .. + 3, request `column`; to local `logits` too."""
+    shape = step.shape
+    row_bytes = 2 * shape.markov_rank
+    weights = resource(step.weights.at("markov_w2") + fx.Int64(tile) * (TILE * row_bytes), TILE * row_bytes)
+    acc = fx.Vector.filled(4, 0.0, fx.Float32)
+    for i, operand in enumerate(e):
+        words = load_words(weights, dw.lane() % TILE_ROWS * row_bytes + 16 * part + 2 * UNIT * i, 16, 0)
+        acc = mma_bf16(acc, fx.Vector.from_elements(words, fx.Int32), operand)
+    token = column * shape.block + slot
+    base = resource(step.local.at("base") + fx.Int64(tile) * (4 * TILE * TILE), 4 * TILE * TILE)
+    logits = load_words(base, (token * TILE + 4 * part) * 4, 16, dw.CM_DEV)
+    corrected = [logits[i].bitcast(fx.Float32) + bf16r(acc[i]) for i in range(4)]
+    width = shape.vocab_tiles * TILE
+    nbytes = shape.rows * width * 4
+    place = (column < shape.requests).select(token * width + tile * TILE + 4 * part, fx.Int32(nbytes // 4))
+    dw.st(step.local.at("logits"), place, fx.Vector.from_elements(corrected, fx.Float32), nbytes=nbytes)
+    return corrected
+
+
+def better_pick(a: Pick, b: Pick) -> Pick:
+    """The higher score, then the lower id."""
+    first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+    return first.select(a[0], b[0]), first.select(a[1], b[1])
+
+
+def best_of_lanes(pick: Pick, distances: Sequence[int]) -> Pick:
+    """The best over lanes `distances` apart, in all of them."""
+    for distance in distances:
+        other = fx.gpu.shuffle_xor(pick[0], distance, LANES), fx.gpu.shuffle_xor(pick[1], distance, LANES)
+        pick = better_pick(pick, other)
+    return pick
+
+
+def best_of_waves(step: Step, column: Any) -> Pick:
+    """The best of the CTA's waves, from LDS `picks` [wave][16][score, id], for entry `column` (per lane)."""
+    kind = fx.Vector.make_type(2, fx.Int32)
+    picks: list[Pick] = []
+    for wave in range(step.geo.waves):
+        pair = fx.Vector(fx.ptr_load(step.lds.picks + (wave * TILE + column) * 2, result_type=kind), dtype=fx.Int32)
+        picks.append((pair[0].bitcast(fx.Float32), pair[1]))
+    best = picks[0]
+    for pick in picks[1:]:
+        best = better_pick(best, pick)
+    return best
+
+
+@dw.traced
+def keep_pick(step: Step, pick: Pick, column: Any, writes: Any) -> None:
+    """This wave's pick of entry `column` to LDS, from the lanes where `writes`."""
+    if writes:
+        words = fx.Vector.from_elements([pick[0].bitcast(fx.Int32), pick[1]], fx.Int32)
+        fx.ptr_store(words, step.lds.picks + (dw.wave() * TILE + column) * 2)
+
+
+def candidate_bytes(step: Step) -> int:
+    """Bytes of the candidates of one slot and request: 16 an entry, one entry a CTA of every rank."""
+    return step.shape.ranks * step.shape.ctas * 16
+
+
+def candidates(step: Step, memory: Any, slot: Any, request: Any) -> Any:
+    """Address of the candidates of one slot and request."""
+    index = fx.Int64(slot * step.shape.requests + request)
+    return memory.at("candidates") + index * candidate_bytes(step)
+
+
+def offer(step: Step, slot: Any, pick: Pick) -> None:
+    """This CTA's best of every request to every rank."""
+    pick = best_of_lanes(pick, (16, 32))
+    column = dw.lane() % TILE
+    keep_pick(step, pick, column, dw.lane() < TILE)
+    gpu.barrier()
+    score, chosen = best_of_waves(step, column)
+    step.note("put", "chain", "candidates")
+    words = fx.Vector.from_elements([score.bitcast(fx.Int32), step.tag, chosen, step.tag], fx.Int32)
+    entry = step.rank * step.shape.ctas + step.cta
+    nbytes = step.shape.requests * candidate_bytes(step)
+    place = column * candidate_bytes(step) // 4 + entry * 4
+    stores = (fx.thread_idx.x < step.shape.requests).select(place, fx.Int32(nbytes // 4))
+    for peer in step.peers:
+        dw.st(candidates(step, peer, slot, fx.Int32(0)), stores, words, cm=dw.CM_SYS, nbytes=nbytes)
+
+
+def take(step: Step, slot: Any) -> None:
+    """Waits for all candidates of a slot; the winners become the ids that the next slot follows."""
+    entries = step.shape.ranks * step.shape.ctas
+    each = next(n for n in (1, 2, 4) if n * step.geo.threads >= entries)
+    for request in range(step.shape.requests):
+        step.note("poll", "chain", "candidates")
+        base = candidates(step, step.own, slot, fx.Int32(request))
+        site = step.site("chain<candidates", slot)
+        words = dw.poll_rows(
+            [base], fx.thread_idx.x * 2 * each, 2 * each, step.tag, step.bound, site, nbytes=candidate_bytes(step)
+        )[0]
+        picks: list[Pick] = []
+        for i in range(each):
+            exists = fx.thread_idx.x * each + i < entries
+            score = exists.select(words[2 * i].bitcast(fx.Float32), fx.Float32(NOTHING))
+            picks.append((score, exists.select(words[2 * i + 1], fx.Int32(step.shape.config.vocab_size))))
+        pick = picks[0]
+        for other in picks[1:]:
+            pick = better_pick(pick, other)
+        pick = best_of_lanes(pick, (1, 2, 4, 8, 16, 32))
+        gpu.barrier()
+        keep_pick(step, pick, fx.Int32(request), dw.lane() == 0)
+        gpu.barrier()
+        settle(step, slot, request, best_of_waves(step, fx.Int32(request))[1])
+
+
+@dw.traced
+def settle(step: Step, slot: Any, request: int, chosen: Any) -> None:
+    """The id of a slot: to LDS for the next slot, and (CTA 0) to local `tokens`. Always an id of the vocabulary."""
+    last, tokens = step.shape.config.vocab_size - 1, step.local.at("tokens")
+    # What a failed wait leaves behind is no id.
+    chosen = fx.max(fx.min(chosen, fx.Int32(last)), fx.Int32(0))
+    if fx.thread_idx.x == 0:
+        fx.ptr_store(chosen, step.lds.chosen + (slot + 1) * TILE + request)
+        if step.cta == 0:
+            dw.st(tokens, slot + request * step.shape.block, chosen)
+
+
+@dw.traced
+def confidence(step: Step) -> None:
+    """Logit of P(accepted) of every query row: p . [h; w1 row of the previous id] + b, Float32; the CTA's own rows."""
+    for t in range(step.cta, step.shape.rows, step.shape.ctas):
+        confidence_row(step, fx.Int32(t))
+
+
+def confidence_row(step: Step, t: Any) -> None:
+    """Confidence of query row `t`."""
+    shape = step.shape
+    weight = step.weights.at("confidence")
+    bias = dw.ld(step.weights.at("confidence_bias"), fx.Int32(0), dtype=fx.Float32)
+    request, slot = t // shape.block, t % shape.block
+    total = dot_row(step.local.at("final"), t, weight, shape.hidden, dw.CM_DEV)
+    if shape.config.confidence_with_markov:
+        previous = dw.first_lane(fx.ptr_load(step.lds.chosen + slot * TILE + request))
+        tail = weight + 2 * shape.hidden
+        total = total + dot_row(step.weights.at("markov_w1"), previous, tail, shape.markov_rank, 0)
+    result = cta_sum(step, total) + bias
+    place = (fx.thread_idx.x == 0).select(t, fx.Int32(shape.rows))
+    dw.st(step.local.at("confidence"), place, result, nbytes=4 * shape.rows)
+
+
+def dot_row(rows: Any, t: Any, weight: Any, size: int, cm: int) -> Any:
+    """A thread's part of bf16 row `t` of rows[..][size] times bf16 weight[size], Float32: 16 values a thread."""
+    row = resource(row_base(rows, t, 2 * size), 2 * size)
+    place = fx.thread_idx.x * 32
+    x, w = (
+        unpack_pairs(load_words(row, place, 32, cm)),
+        unpack_pairs(load_words(resource(weight, 2 * size), place, 32, 0)),
+    )
+    total = x[0] * w[0]
+    for a, b in zip(x[1:], w[1:], strict=True):
+        total = fx.fma(a, b, total)
+    return total
+
+
+@dw.traced
+def cta_sum(step: Step, x: Any) -> Any:
+    """Sum of `x` over the threads of the CTA: lanes pairwise, then waves in order; the same bits in every thread."""
+    for distance in fx.range_constexpr(6):
+        x = x + fx.gpu.shuffle_xor(x, 1 << distance, LANES)
+    gpu.barrier()
+    if dw.lane() == 0:
+        fx.ptr_store(x, step.lds.norm + dw.wave())
+    gpu.barrier()
+    return wave_total(step)
+
+
+def wave_total(step: Step) -> Any:
+    """Sum of the waves' words in LDS `norm`, in order."""
+    total = fx.ptr_load(step.lds.norm)
+    for wave in range(1, step.geo.waves):
+        total = total + fx.ptr_load(step.lds.norm + wave)
+    return total
