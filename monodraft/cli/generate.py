@@ -91,7 +91,7 @@ def generate(
         str, typer.Option(help="How the drafter computes: exact, bf16, w8a16 or mxfp8 (what gfx950 does).")
     ] = "bf16",
     ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of the drafter.")] = 1,
-    device: Annotated[str, typer.Option(help="Where the target runs: cpu, cuda, cuda:1, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where target and drafter run: cpu, cuda, cuda:1, ...")] = "cpu",
     target_dtype: Annotated[
         str, typer.Option(help=f"What the target computes in: {', '.join(DTYPES)}. Wider means fewer near ties.")
     ] = "float32",
@@ -212,6 +212,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
             weights,
             numerics=options.numerics,
             ranks=options.ranks,
+            device=options.device,
             max_requests=len(options.prompts) + 1,
         )
     with stderr.status(f"loading target {options.target.name}"):
