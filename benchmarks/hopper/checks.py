@@ -185,4 +185,31 @@ def prepared(
     return ours, anchors
 
 
+def bounded_chain(ours: HopperDrafter, position: int, count: int = 100) -> dict[str, float]:
+    """Over `count` anchors: drafts of the bounded Markov chain that differ in any byte from the full scan's, and the
+    share of w2's row blocks that the bounded chain read in bf16."""
+    workspace, step, g = ours.workspace, ours.step, ours.config.block_size
+    workspace.corrected = None
+    counters, bad, blocks = workspace.buffers["sync"][48 : 48 + g], 0, ours.geometry.vocab_padded // 16
+    before = counters.tolist()
+    generator = torch.Generator().manual_seed(9)
+    for token in torch.randint(0, ours.config.vocab_size, (count,), generator=generator).tolist():
+        results = []
+        for step.bounded in (True, False):
+            workspace.buffers["result"][:32] = -1
+            ours.propose([Anchor(0, token, position)])
+            results.append(workspace.buffers["result"].clone())
+        bad += not torch.equal(*results)
+    step.bounded = True
+    reread = [after - first for after, first in zip(counters.tolist(), before, strict=True)]
+    share = sum(reread) / (count * g * blocks)
+    return {
+        "drafts": count,
+        "differing": bad,
+        "blocks": blocks,
+        "blocks per slot": sum(reread) / count / g,
+        "share": share,
+    }
+
+
 Check = Callable[[], object]

@@ -22,9 +22,6 @@ TILE = 16
 """Output columns of a row block: 16 rows of a weight matrix."""
 SHARED_LIMIT = 232448
 """Shared memory a CTA may have on sm_90, bytes."""
-STATIC_SHARED = 6656
-"""At least what the build reports as static, less the 1 KB that every CTA has reserved; a compile test compares."""
-MAX_STAGES = 56
 MAX_ROWS = 16
 
 
@@ -101,9 +98,8 @@ class Geometry:
             geometry
             for slots in (4, 3, 2)
             for part in range(min(12288, padded(max(config.feature_size, config.ffn_size), 256)), 0, -256)
-            for keys in (128, 64)
-            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slots, keys)).shared_bytes
-            <= SHARED_LIMIT - STATIC_SHARED
+            for keys in (128, 96, 64)
+            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slots, keys)).shared_bytes <= SHARED_LIMIT
         ]
         if not fitting:
             raise UnsupportedCheckpoint(
@@ -154,18 +150,19 @@ class Geometry:
         return self.config.num_heads // self.config.num_kv_heads
 
     @property
-    def m_tiles(self) -> int:
-        """Tiles of 16 query rows (row, head of the group) that attention takes at a time."""
-        return min(4, -(-self.config.block_size * self.group // 16))
+    def m_groups(self) -> int:
+        """Groups of query rows of a KV head: three tiles of 16 (row, head of the group) fit in a warp's registers."""
+        return -(-self.config.block_size * self.group // 48)
 
     @property
-    def m_groups(self) -> int:
-        return -(-self.config.block_size * self.group // (16 * self.m_tiles))
+    def m_tiles(self) -> int:
+        """Tiles of 16 query rows that attention takes at a time."""
+        return -(-self.config.block_size * self.group // (16 * self.m_groups))
 
     @property
     def attention_items(self) -> int:
         """Attention items of a step at most."""
-        return max(self.grid, self.requests * self.config.num_kv_heads)
+        return max(self.grid, self.requests * self.config.num_kv_heads * self.m_groups)
 
     @property
     def plane(self) -> int:
@@ -178,8 +175,15 @@ class Geometry:
         return (m + 2 * self.keys) * 272 + m * (self.keys + 4) * 4 + 12 * m
 
     @property
+    def markov_scratch(self) -> int:
+        """Of the bounded Markov stage: upper bounds of a CTA's rows, and a bf16 row block a warp."""
+        turns = -(-(self.vocab_padded // TILE) // (COMPUTE_WARPS * self.grid))
+        upper = turns * COMPUTE_WARPS * TILE * self.requests * 4
+        return padded(upper, 128) + COMPUTE_WARPS * (self.rank_padded // 128) * 4096
+
+    @property
     def activation_bytes(self) -> int:
-        return padded(max(self.row_tiles * self.plane, self.attention_scratch), 128)
+        return padded(max(self.row_tiles * self.plane, self.attention_scratch, self.markov_scratch), 128)
 
     def linear(self, name: str, n: int, k: int, mxfp8: bool) -> Linear:
         """The tiling of one linear: parts of K that fit, K split over as many warps as have a chunk each."""
@@ -197,7 +201,7 @@ class Geometry:
 
     @cached_property
     def linears(self) -> dict[str, Linear]:
-        """Every linear of a step by its weight's name; `markov` is streamed once a step of the chain."""
+        """Every linear of a step by its weight's name; `markov` or `markov_scan` is streamed once a slot."""
         c = self.config
         kv = 2 * c.kv_size
         made = [self.linear("fc", c.hidden_size, c.feature_size, False)]
@@ -210,6 +214,8 @@ class Geometry:
         made.append(self.linear("lm_head", c.vocab_size, c.hidden_size, False))
         chunks = self.rank_padded // 128
         made.append(Linear("markov", self.vocab_padded, self.rank_padded, False, chunks, chunks, 1, 0))
+        scan = padded(c.markov_rank, 256) // 256
+        made.append(Linear("markov_scan", self.vocab_padded, 256 * scan, True, scan, scan, 1, 0))
         return {linear.name: linear for linear in made}
 
     @property
@@ -226,8 +232,20 @@ class Geometry:
         )
 
     @property
+    def stages(self) -> int:
+        """Stages of a step: context projection 2, prepare, six a layer, LM head, the chain, finish."""
+        return 3 + 6 * self.config.num_layers + 1 + self.config.block_size + 1
+
+    @property
+    def fixed_bytes(self) -> int:
+        """At least the size of `Fixed` in stages/exchange.cuh; the build asserts it."""
+        bars = 2 * COMPUTE_WARPS * self.slots * 8
+        markov = -(-(self.vocab_padded // TILE) // self.grid) + COMPUTE_WARPS
+        return 104 * self.stages + bars + 4 * markov + 4 * self.rows * (COMPUTE_WARPS + 3) + 512
+
+    @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: activations, ring, reduction buffers, sums of parts, Markov vectors."""
+        """Dynamic shared memory: activations, ring, reduction buffers, sums of parts, Markov vectors, fixed places."""
         ring = COMPUTE_WARPS * self.slots * SLOT_BYTES
         red = 2 * COMPUTE_WARPS * 4 * self.row_tiles * 32 * 4
         return (
@@ -235,14 +253,15 @@ class Geometry:
             + ring
             + red
             + self.sum_slots * 64 * self.row_tiles * 8
-            + self.row_tiles * self.rank_padded * 16
+            + self.row_tiles * padded(self.config.markov_rank, 256) * 16
+            + self.fixed_bytes
         )
 
     @property
     def cost(self) -> float:
         """What `choose` minimises: a hand-off a part (about 1.2 us each measured), fewer slots, smaller key tiles."""
         parts = sum(linear.parts for name, linear in self.linears.items() if name != "fc")
-        return parts + {4: 0, 3: 1, 2: 12}[self.slots] + (self.keys == 64) + self.linears["fc"].parts / 64
+        return parts + {4: 0, 3: 1, 2: 12}[self.slots] + (128 - self.keys) / 64 + self.linears["fc"].parts / 64
 
     @property
     def options(self) -> list[str]:
@@ -252,7 +271,8 @@ class Geometry:
         values: dict[str, object] = {
             "ROW_TILES": self.row_tiles,
             "MXFP8": int(self.mxfp8),
-            "MAX_STAGES": MAX_STAGES,
+            "MAX_STAGES": self.stages,
+            "GRID": self.grid,
             "HIDDEN": c.hidden_size,
             "HIDDEN_PADDED": self.hidden_padded,
             "Q_PADDED": self.q_padded,
@@ -276,6 +296,7 @@ class Geometry:
             "MAX_PAGES": self.max_pages,
             "ACTIVATION_BYTES": self.activation_bytes,
             "SUM_SLOTS": self.sum_slots,
+            "FIXED_BYTES": self.fixed_bytes,
         }
         if swiglu is not None:
             values |= {

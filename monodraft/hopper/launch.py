@@ -43,6 +43,8 @@ POINTERS = [
     "pages",
     "embed",
     "w1",
+    "w2",
+    "slack",
     "rope",
     "head_norms",
     "first_norm",
@@ -66,6 +68,8 @@ POINTERS = [
     "progress",
     "health",
     "epoch",
+    "stamps",
+    "rescored",
 ]
 """Pointer fields of `struct Args` in stages/plan.cuh, in order."""
 

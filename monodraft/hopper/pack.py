@@ -29,18 +29,19 @@ def pad(matrix: torch.Tensor, rows: int, columns: int, value: int = 0) -> torch.
     return torch.nn.functional.pad(matrix, (0, columns - k, 0, rows - n), value=value)
 
 
-def _multiple(size: int, of: int) -> int:
+def multiple(size: int, of: int) -> int:
+    """`size` rounded up to a multiple."""
     return -(-size // of) * of
 
 
 def pack_bf16(weight: torch.Tensor, k: int | None = None) -> torch.Tensor:
     """bf16 [N, K] to uint8 [N / 16, K / 128, 4096], zeros in the padding. `k`: padded size of K, a multiple of 128."""
-    n = _multiple(weight.shape[0], 16)
-    k = k or _multiple(weight.shape[1], BF16_CHUNK)
+    n = multiple(weight.shape[0], 16)
+    k = k or multiple(weight.shape[1], BF16_CHUNK)
     out = torch.empty(n // 16, k // BF16_CHUNK, 4096, dtype=torch.uint8, device=weight.device)
     for start in range(0, n, _ROWS_AT_ONCE):  # a slice at a time: an LM head must not need its size twice over
         part = weight[start : start + _ROWS_AT_ONCE]
-        rows = _multiple(part.shape[0], 16)
+        rows = multiple(part.shape[0], 16)
         tiles = pad(part, rows, k).view(rows // 16, 2, 8, k // BF16_CHUNK, 4, 4, 8).permute(0, 3, 4, 1, 2, 5, 6)
         out[start // 16 :][: rows // 16] = tiles.contiguous().view(rows // 16, k // BF16_CHUNK, 2048).view(torch.uint8)
     return out
@@ -65,7 +66,7 @@ def pack_mxfp8(matrix: Mxfp8Matrix, name: str = "weight") -> torch.Tensor:
         )
     if bool(((elements & 0x7F) == 0x7F).any()):
         raise UnsupportedCheckpoint("weights cannot be packed", [Fault(name, "NaN element", "numbers")])
-    n, k = _multiple(elements.shape[0], 16), _multiple(elements.shape[1], MXFP8_CHUNK)
+    n, k = multiple(elements.shape[0], 16), multiple(elements.shape[1], MXFP8_CHUNK)
     blocks, chunks = n // 16, k // MXFP8_CHUNK
     # [row block, half, row, chunk, K block, lane, byte group, byte]
     bytes_ = pad(elements, n, k).view(blocks, 2, 8, chunks, 8, 4, 2, 4)[..., _ORDER]
@@ -116,7 +117,7 @@ def pack_linear(matrix: Matrix, *, mxfp8: bool, name: str) -> torch.Tensor:
         return pack_mxfp8(matrix if isinstance(matrix, Mxfp8Matrix) else Mxfp8Matrix(*mxfp8_torch.encode(matrix)), name)
     if isinstance(matrix, Mxfp8Matrix):
         matrix = mxfp8_torch.decode(matrix.elements, matrix.scales).to(torch.bfloat16)
-    return pack_bf16(matrix, _multiple(matrix.shape[1], 256))
+    return pack_bf16(matrix, multiple(matrix.shape[1], 256))
 
 
 def pack_outer(matrix: torch.Tensor, k: int) -> torch.Tensor:

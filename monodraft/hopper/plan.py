@@ -17,6 +17,7 @@ class Kind(IntEnum):
     COMBINE = 3
     MARKOV = 4
     FINISH = 5
+    MARKOV_BOUNDED = 6
 
 
 class Out(IntEnum):
@@ -55,8 +56,11 @@ CONTEXT_STAGES = 2
 """Stages before `prepare` that only a step with new context rows needs."""
 
 
-def stages(geometry: Geometry) -> list[Stage]:
-    """All stages of a step: context projection, prepare, the layers, LM head, the Markov chain, finish."""
+def stages(geometry: Geometry, *, bounded: bool = False) -> list[Stage]:
+    """All stages of a step: context projection, prepare, the layers, LM head, the Markov chain, finish.
+
+    `bounded`: the chain scans w2 in MXFP8 and reads only candidates in bf16 (stages/markov_bounded.cuh); same tokens.
+    """
     c, linears = geometry.config, geometry.linears
     plan = [
         Stage("context.fc", Kind.LINEAR, linears["fc"], Out.CONTEXT, "features", "context"),
@@ -83,12 +87,13 @@ def stages(geometry: Geometry) -> list[Stage]:
             Stage(name + "down", Kind.LINEAR, linears[name + "down"], Out.RESIDUAL, "gated", "hidden", layer=i),
         ]
     plan.append(Stage("lm_head", Kind.LINEAR, linears["lm_head"], Out.LOGITS, "hidden", "logits", "hidden"))
-    plan += [Stage(f"markov.{j}", Kind.MARKOV, linears["markov"], step=j) for j in range(c.block_size)]
+    kind, linear = (Kind.MARKOV_BOUNDED, "markov_scan") if bounded else (Kind.MARKOV, "markov")
+    plan += [Stage(f"markov.{j}", kind, linears[linear], step=j) for j in range(c.block_size)]
     plan.append(Stage("finish", Kind.FINISH))
     return plan
 
 
-def step_bytes(geometry: Geometry, *, context: int, new_rows: int = 0) -> dict[str, int]:
+def step_bytes(geometry: Geometry, *, context: int, new_rows: int = 0, bounded: bool = False) -> dict[str, int]:
     """Bytes that a step must read, at least: layer weights, LM head, Markov (w2 once a slot), K/V of `context`
     positions (or the window), and the context projection where there are new rows."""
     c = geometry.config
@@ -98,7 +103,7 @@ def step_bytes(geometry: Geometry, *, context: int, new_rows: int = 0) -> dict[s
     result = {
         "layers": layers,
         "lm_head": by_name["lm_head"].bytes,
-        "markov": c.block_size * by_name["markov"].bytes,
+        "markov": c.block_size * by_name["markov_scan" if bounded else "markov"].bytes,
         "kv": sum(seen) * 2 * c.kv_size * 2,
     }
     if new_rows:

@@ -2,94 +2,83 @@
 // launch a stage chained by programmatic dependent launch. A CTA is 8 compute warps, 8 epilogue warps, 1 producer warp.
 #include "stages/attention.cuh"
 #include "stages/linear.cuh"
-#include "stages/markov.cuh"
+#include "stages/markov_bounded.cuh"
 #include "stages/prepare.cuh"
 
-#define BARS (COMPUTE_WARPS * SLOTS)
-
-struct Fixed {  // statically sized shared memory
-  Stage stages[MAX_STAGES];
-  u64 full[BARS], empty[BARS], ready;
-  float factor[ROWS + EPILOGUE_WARPS];
-  u32 previous[ROWS];
-};
-
-INLINE void compute_warp(const Args& a, const Fixed& fixed, const Health& health, const Shared& shared, Ring ring, u32 warp, u32 lane) {
+INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 warp, u32 lane) {
   Passes passes = {0, 0};
-  u32 ready_parity = 0;
+  u32 ready_parity = 0, arrived_parity = 0;
   for (u32 i = 0; i < (u32)a.count; i++) {
-    const Stage& s = fixed.stages[i];
-    if (s.kind == KIND_MARKOV) markov_compute(a, s, health, shared, ring, passes, ready_parity, warp, lane, a.first + i);
+    const Stage& s = fixed().stages[i];
+    if (s.kind == KIND_MARKOV_BOUNDED)
+      markov_bounded_compute(a, s, health, ring, passes, ready_parity, arrived_parity, warp, lane, a.first + i);
+    if (s.kind == KIND_MARKOV) markov_compute(a, s, health, ring, passes, ready_parity, warp, lane, a.first + i);
     if (s.kind != KIND_LINEAR) continue;
-    if (MXFP8 && s.mxfp8) linear_compute<true>(s, health, shared, ring, passes, ready_parity, warp, lane, a.first + i);
-    else linear_compute<false>(s, health, shared, ring, passes, ready_parity, warp, lane, a.first + i);
+    if (MXFP8 && s.mxfp8) linear_compute<true>(s, health, ring, passes, ready_parity, warp, lane, a.first + i);
+    else linear_compute<false>(s, health, ring, passes, ready_parity, warp, lane, a.first + i);
   }
   leave_red(passes);
 }
 
-INLINE void epilogue_warp(const Args& a, Fixed& fixed, const Health& health, const Shared& shared, u32 thread) {
+INLINE void epilogue_warp(const Args& a, const Health& health, u32 thread) {
   Passes passes = {0, 0};
   u32 ready_parity = 0;
   wait_previous_launch();
   const u32 epoch = load_relaxed(a.epoch);
   for (u32 i = 0; i < (u32)a.count; i++) {
-    const Stage& s = fixed.stages[i];
+    const Stage& s = fixed().stages[i];
     const u32 stage = a.first + i;
+    u64* stamps = a.stamps && thread == 0 ? a.stamps + ((u64)blockIdx.x * MAX_STAGES + stage) * 2 : nullptr;
+    if (stamps) stamps[0] = clock64();
     switch (s.kind) {
       case KIND_LINEAR:
-        linear_epilogue(a, s, health, shared, passes, ready_parity, fixed.factor, thread, stage);
+        linear_epilogue(a, s, health, passes, ready_parity, fixed().factor, thread, stage);
         break;
       case KIND_PREPARE:
         commit_context(a, thread >> 5, thread & 31);
         embed_block(a, thread);
         break;
       case KIND_ATTEND:
-        attend(a, s, shared.activations, thread);
+        attend(a, s, shared_activations(), thread);
         break;
       case KIND_COMBINE:
         combine(a, s, thread);
         break;
       case KIND_MARKOV:
-        markov_epilogue(a, s, shared, passes, ready_parity, fixed.previous, thread);
+      case KIND_MARKOV_BOUNDED:
+        markov_epilogue(a, s, passes, ready_parity, fixed().previous, thread);
         break;
       default:
-        choose(a, BLOCK - 1, fixed.previous, thread >> 5, thread & 31);
+        choose(a, BLOCK - 1, fixed().previous, thread >> 5, thread & 31);
         if (blockIdx.x == 0 && thread == 0) store_relaxed(a.epoch, epoch + 1);
     }
+    if (stamps) stamps[1] = clock64();
     if (i + 1 < (u32)a.count) next_stage(a, health, stage, epoch << 8 | stage, thread);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) draft_step(const __grid_constant__ Args a) {
-  extern __shared__ __align__(128) u8 dynamic[];
-  __shared__ Fixed fixed;
   const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   let_next_launch_start();
-  Shared shared;
-  shared.activations = dynamic;
-  u8* slots = dynamic + ACTIVATION_BYTES;
-  shared.red = (float*)(slots + BARS * SLOT_BYTES);
-  shared.sums = (float2*)(shared.red + 2 * RED_FLOATS);
-  shared.bias = (u8*)(shared.sums + SUM_SLOTS * 64 * ROW_TILES);
-  shared.ready = shared_address(&fixed.ready);
-  for (u32 i = thread; i < a.count * sizeof(Stage) / 4; i += THREADS) ((u32*)fixed.stages)[i] = ((const u32*)(a.stages + a.first))[i];
-  for (u32 i = thread; i < ROW_TILES * BIAS_PLANE / 4; i += THREADS) ((u32*)shared.bias)[i] = 0;
-  if (thread < BARS) phase_init(shared_address(&fixed.full[thread]), 1), phase_init(shared_address(&fixed.empty[thread]), 1);
-  if (thread == 0) phase_init(shared.ready, 1);
+  for (u32 i = thread; i < a.count * sizeof(Stage) / 4; i += THREADS) ((u32*)fixed().stages)[i] = ((const u32*)(a.stages + a.first))[i];
+  for (u32 i = thread; i < ROW_TILES * BIAS_PLANE / 4; i += THREADS) ((u32*)shared_bias())[i] = 0;
+  if (thread < RING_SLOTS) phase_init(shared_address(&fixed().full[thread]), 1), phase_init(shared_address(&fixed().empty[thread]), 1);
+  if (thread < COMPUTE_WARPS) phase_init(shared_address(&fixed().bounds.arrived[thread]), 1);
+  if (thread == 0) phase_init(ready_bar(), 1);
   phase_init_fence();
   __syncthreads();
   const Health health = {a.health, a.bound};
   const u32 ring_warp = warp < COMPUTE_WARPS ? warp : lane & (COMPUTE_WARPS - 1);
-  const Ring ring = {shared_address(slots) + ring_warp * SLOTS * SLOT_BYTES, shared_address(fixed.full + ring_warp * SLOTS),
-                     shared_address(fixed.empty + ring_warp * SLOTS), 0, 0};
+  const Ring ring = {shared_address(dynamic) + RING_AT + ring_warp * SLOTS * SLOT_BYTES, shared_address(fixed().full + ring_warp * SLOTS),
+                     shared_address(fixed().empty + ring_warp * SLOTS), 0, 0};
   if (warp < COMPUTE_WARPS) {
     if (COMPUTE_REGISTERS < 96) shrink_registers<COMPUTE_REGISTERS>();
-    compute_warp(a, fixed, health, shared, ring, warp, lane);
+    compute_warp(a, health, ring, warp, lane);
   } else if (warp < COMPUTE_WARPS + EPILOGUE_WARPS) {
     grow_registers<EPILOGUE_REGISTERS>();
-    epilogue_warp(a, fixed, health, shared, thread - COMPUTE_WARPS * 32);
+    epilogue_warp(a, health, thread - COMPUTE_WARPS * 32);
   } else {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (warp == COMPUTE_WARPS + EPILOGUE_WARPS && lane < COMPUTE_WARPS) Producer{fixed.stages, lane, (u32)a.count}.run(health, ring);
+    if (warp == COMPUTE_WARPS + EPILOGUE_WARPS && lane < COMPUTE_WARPS) Producer{fixed().stages, lane, (u32)a.count}.run(health, ring);
   }
 }

@@ -91,41 +91,52 @@ def stage_records(plan: list[Stage], weights: PackedWeights, workspace: Workspac
 
 
 class Step:
-    """A compiled step with its weights and workspace. `form`: how `run` launches it.
+    """A compiled step with its weights and workspace. `form`: how `run` launches it. `bounded`: the Markov chain scans
+    w2 in MXFP8 and gives the same tokens; a step that stores corrected logits takes the full scan.
 
     InputError for a workspace of another plan.
     """
 
-    def __init__(self, weights: PackedWeights, workspace: Workspace, form: Form = Form.ONE_LAUNCH) -> None:
+    def __init__(
+        self, weights: PackedWeights, workspace: Workspace, form: Form = Form.ONE_LAUNCH, bounded: bool = True
+    ) -> None:
         workspace.check_usable(weights.geometry)
         self.weights, self.workspace, self.form = weights, workspace, form
         self.geometry: Geometry = workspace.geometry
         self.plan = stages(self.geometry)
+        self.bounded = bounded
         self.kernel = Kernel(self.geometry)
-        table = b"".join(bytes(record) for record in stage_records(self.plan, weights, workspace))
-        self._table = torch.frombuffer(bytearray(table), dtype=torch.uint8).to(workspace.device)
+        self._tables = [self._table(stages(self.geometry, bounded=bounded)) for bounded in (False, True)]
         self.fault: tuple[int, int] = (-1, -1)
+
+    def _table(self, plan: list[Stage]) -> torch.Tensor:
+        table = b"".join(bytes(record) for record in stage_records(plan, self.weights, self.workspace))
+        return torch.frombuffer(bytearray(table), dtype=torch.uint8).to(self.workspace.device)
 
     def arguments(self, first: int, count: int) -> Args:
         """The argument block of a launch of `count` stages from `first`."""
         b, w, workspace = self.workspace.buffers, self.weights, self.workspace
         step, result, sync = b["step"].data_ptr(), b["result"].data_ptr(), b["sync"].data_ptr()
         args = Args(
-            stages=self._table.data_ptr(),
+            stages=self._tables[self.bounded and workspace.corrected is None].data_ptr(),
             step=step,
             pages=step + 4 * STEP_WORDS,
             embed=w.embed.data_ptr(),
             w1=w.w1.data_ptr(),
+            w2=w.packed["markov"].data_ptr(),
+            slack=w.slack.data_ptr(),
             rope=workspace.rope.data_ptr(),
             head_norms=w.head_norms.data_ptr(),
             first_norm=w.norms["layers.0.input"].data_ptr(),
             confidence=w.confidence.data_ptr(),
             corrected=0 if workspace.corrected is None else workspace.corrected.data_ptr(),
+            stamps=0 if workspace.stamps is None else workspace.stamps.data_ptr(),
             tokens=result,
             confidence_out=result + 64,
             health=result + 128,
             counter=sync,
             epoch=sync + 128,
+            rescored=sync + 192,
             bound=workspace.bound,
             first=first,
             count=count,

@@ -8,6 +8,7 @@ import torch
 
 from monodraft.checkpoint.config import DraftConfig, Norm
 from monodraft.checkpoint.weights import DraftWeights, LayerWeights, Matrix, Mxfp8Matrix
+from monodraft.formats import mxfp8_torch
 from monodraft.hopper import pack
 from monodraft.hopper.geometry import Geometry
 
@@ -16,7 +17,8 @@ from monodraft.hopper.geometry import Geometry
 class PackedWeights:
     """`packed`: uint8 chunks by the names of `Geometry.linears`. `norms` float32 [hidden padded], the factor itself
     (1 + w for Gemma); `head_norms` float32 [layers, 2, head]; `confidence` float32 [hidden padded + rank padded + 1].
-    embed and w1 stay row-major bf16."""
+    embed and w1 stay row-major bf16. `slack` float32 [vocab padded]: how far a row of `markov_scan` (w2 in MXFP8) may
+    be from w2's, see `scan_slack`."""
 
     geometry: Geometry
     packed: dict[str, torch.Tensor]
@@ -25,10 +27,19 @@ class PackedWeights:
     confidence: torch.Tensor
     embed: torch.Tensor
     w1: torch.Tensor
+    slack: torch.Tensor
 
     @property
     def bytes(self) -> int:
-        tensors = [*self.packed.values(), *self.norms.values(), self.head_norms, self.confidence, self.embed, self.w1]
+        tensors = [
+            *self.packed.values(),
+            *self.norms.values(),
+            self.head_norms,
+            self.confidence,
+            self.embed,
+            self.w1,
+            self.slack,
+        ]
         return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -42,6 +53,22 @@ def _factor(config: DraftConfig, weight: torch.Tensor, size: int, device: torch.
     factor = weight.to(device, torch.float32)
     factor = 1.0 + factor if config.norm is Norm.GEMMA else factor
     return torch.nn.functional.pad(factor, (0, size - len(factor)))
+
+
+def scan_slack(w2: torch.Tensor, scanned: Mxfp8Matrix) -> torch.Tensor:
+    """float32 [V]: ||w2_v - q_v|| + 2^-12 ||w2_v||, rounded up; q the MXFP8 values.
+
+    Times ||e|| it bounds what the scan's product may miss of the exact one: Cauchy-Schwarz, and the float32 sums of
+    both (K <= 512 terms; every addition loses at most 2^-22 of ||w2_v|| ||e||, two sums of K / 16 steps each).
+    """
+    out = torch.empty(len(w2), dtype=torch.float32, device=w2.device)
+    for start in range(0, len(w2), 1 << 14):
+        rows = slice(start, start + (1 << 14))
+        exact = w2[rows].double()
+        error = exact - mxfp8_torch.decode(scanned.elements[rows], scanned.scales[rows]).double()
+        bound = error.norm(dim=1) + 2.0**-12 * exact.norm(dim=1)
+        out[rows] = (bound * (1 + 2.0**-20)).float()
+    return out
 
 
 def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device | str = "cuda") -> PackedWeights:
@@ -63,6 +90,11 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
         "lm_head": pack.pack_outer(weights.lm_head.to(device), k["lm_head"]),
         "markov": pack.pack_outer(weights.markov_w2.to(device), k["markov"]),
     }
+    w2 = weights.markov_w2.to(device, torch.bfloat16)
+    w2 = pack.pad(w2, geometry.vocab_padded, pack.multiple(w2.shape[1], 32))
+    scanned = Mxfp8Matrix(*mxfp8_torch.encode(w2))
+    packed["markov_scan"] = pack.pack_mxfp8(scanned, "markov_w2")
+    slack = scan_slack(w2, scanned)
     context = [_moved(part, device) for layer in weights.layers for part in (layer.k, layer.v)]
     packed["context_kv"] = pack.pack_linear(pack.stacked(*context), mxfp8=mxfp8, name="k and v of all layers")
     norms = {"hidden": weights.hidden_norm, "final": weights.final_norm}
@@ -87,4 +119,5 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
         confidence,
         weights.embed.to(device, torch.bfloat16).contiguous(),
         weights.markov_w1.to(device, torch.bfloat16).contiguous(),
+        slack,
     )

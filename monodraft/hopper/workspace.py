@@ -47,7 +47,6 @@ class Workspace:
         self.stage_names = [stage.name for stage in stages(geometry)]
         self.failed = False
         c, rows = geometry.config, geometry.rows
-        m_all = geometry.m_groups * geometry.m_tiles * 16
         bf16, f32 = torch.bfloat16, torch.float32
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "step": ((STEP_WORDS + rows * geometry.max_pages,), torch.int32),
@@ -60,8 +59,8 @@ class Workspace:
             "qkv": ((rows, c.q_size + 2 * c.kv_size), bf16),
             "context_kv": ((rows, c.num_layers * 2 * c.kv_size), bf16),
             "squares": ((2, rows, geometry.hidden_padded // 16), f32),
-            "partial": ((geometry.attention_items, m_all, 128), f32),
-            "partial_stats": ((geometry.attention_items, m_all, 2), f32),
+            "partial": ((geometry.attention_items, 16 * geometry.m_tiles, 128), f32),
+            "partial_stats": ((geometry.attention_items, 16 * geometry.m_tiles, 2), f32),
             "logits": ((rows, geometry.vocab_padded), f32),
             "best": ((2, rows, geometry.grid), torch.int64),
             "confidence_hidden": ((rows,), f32),
@@ -80,6 +79,7 @@ class Workspace:
             STEP_WORDS + rows * geometry.max_pages, dtype=torch.int32, pin_memory=self.device.type == "cuda"
         )
         self.corrected: torch.Tensor | None = None
+        self.stamps: torch.Tensor | None = None
 
     def _check_memory(self, needed: int) -> None:
         if self.device.type != "cuda":
@@ -102,6 +102,13 @@ class Workspace:
         if self.corrected is None:
             self.corrected = torch.zeros_like(self.buffers["logits"])
         return self.corrected
+
+    def keep_stamps(self) -> torch.Tensor:
+        """From now on steps also store clocks: int64 [CTA, stage, (start, end)], in cycles of each CTA's own SM."""
+        if self.stamps is None:
+            g = self.geometry
+            self.stamps = torch.zeros(g.grid, g.stages, 2, dtype=torch.int64, device=self.device)
+        return self.stamps
 
     def load(self, step: StepInput) -> None:
         """Checks a launch's input and queues its copy. InputError before anything is copied."""

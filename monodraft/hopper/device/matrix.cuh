@@ -30,4 +30,9 @@ INLINE u32 pack_bf16(float low, float high) {
 }
 INLINE float low_bf16(u32 v) { return __uint_as_float(v << 16); }
 INLINE float high_bf16(u32 v) { return __uint_as_float(v & 0xffff0000u); }
+INLINE float fast_root(float x) {  // relative error below 2^-20
+  float r;
+  asm("sqrt.approx.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
 INLINE float round_bf16(float x) { return low_bf16(pack_bf16(x, 0.f) & 0xffffu); }

@@ -1,8 +1,8 @@
-// Attention of the block over the pool and itself: KV heads x key ranges spread over the grid, K and V read once per
-// block (all query heads of a KV head and all rows at once), then a combine of the ranges.
+// Attention of the block over the pool and itself: KV heads x groups of query rows x key ranges spread over the grid, then a
+// combine of the ranges. An item takes all rows of the block and the query heads of a KV head together, at most M_ROWS of
+// them so that their sums stay in registers: K and V come from memory once, a second group finds them in L2.
 //
-// Query row m of an item is (row j, head h of the group) = (m / GROUP, m % GROUP); M_ROWS of them at a time, so that their
-// sums stay in registers. Keys are numbered 0..T-1: the context from the window's lower edge, then the block. Scratch lies
+// Query row m of a KV head is (row j, head h of its group) = (m / GROUP, m % GROUP). Keys are numbered 0..T-1: the context from the window's lower edge, then the block. Scratch lies
 // where activations lie.
 #pragma once
 #include "heads.cuh"
@@ -16,7 +16,6 @@
 #define SCORE_AT (VALUE_AT + KEYS * KEY_STRIDE)
 #define STATS_AT (SCORE_AT + M_ROWS * SCORE_STRIDE)  // maximum, sum, factor: float [M_ROWS] each
 #define M_GROUPS ((BLOCK * GROUP + M_ROWS - 1) / M_ROWS)
-#define M_ALL (M_GROUPS * M_ROWS)
 
 struct Keys {
   u32 low, context, total, per, ranges;  // first position, keys from the pool, all keys, keys per range, ranges in use
@@ -33,42 +32,57 @@ INLINE Keys split_keys(const Args& a, u32 request, u32 window, u32 splits) {
   return k;
 }
 INLINE u32 key_splits(const Args& a) {
-  const u32 units = (u32)a.step[STEP_REQUESTS] * KV_HEADS;
+  const u32 units = (u32)a.step[STEP_REQUESTS] * KV_HEADS * M_GROUPS;
   return max(1u, gridDim.x / max(units, 1u));
 }
 
-INLINE void load_queries(const Args& a, u32 layer, u32 request, u32 kv_head, u32 m_group, u32 base, u32 warp, u32 lane) {
+// The query heads of this warp's rows of an item, on their way while the keys are being asked for.
+struct Queries {
+  uint2 heads[M_ROWS / EPILOGUE_WARPS];
+};
+INLINE void start_queries(const Args& a, Queries& q, u32 request, u32 kv_head, u32 m_first, u32 warp, u32 lane) {
   constexpr u32 EACH = M_ROWS / EPILOGUE_WARPS;
-  const float* factor = a.head_norms + layer * 2 * HEAD;
-  const u32 position = a.step[STEP_POSITION + request];
-  uint2 heads[EACH];
 #pragma unroll
   for (u32 i = 0; i < EACH; i++) {
-    const u32 m = m_group * M_ROWS + warp * EACH + i, row = m / GROUP;
-    heads[i] = make_uint2(0, 0);
+    const u32 m = m_first + warp * EACH + i, row = m / GROUP;
+    q.heads[i] = make_uint2(0, 0);
     if (row < BLOCK)
-      heads[i] = load_fresh8(a.qkv + (u64)(request * BLOCK + row) * QKV_SIZE + (kv_head * GROUP + m % GROUP) * HEAD + lane * 4);
+      q.heads[i] = load_fresh8(a.qkv + (u64)(request * BLOCK + row) * QKV_SIZE + (kv_head * GROUP + m % GROUP) * HEAD + lane * 4);
   }
+}
+INLINE void finish_queries(const Args& a, const Queries& q, u32 layer, u32 position, u32 m_first, u32 base, u32 warp, u32 lane) {
+  constexpr u32 EACH = M_ROWS / EPILOGUE_WARPS;
 #pragma unroll
   for (u32 i = 0; i < EACH; i++) {
-    const u32 row = min((m_group * M_ROWS + warp * EACH + i) / GROUP, (u32)BLOCK - 1);
-    const float4 q = normed_and_turned(heads[i], factor, a.rope + (u64)(position + row) * ROTARY_PAIRS, lane);
-    store_shared8(base + QUERY_AT + (warp * EACH + i) * KEY_STRIDE + lane * 8, pack4(q));
+    const u32 row = min((m_first + warp * EACH + i) / GROUP, (u32)BLOCK - 1);
+    const float4 head = normed_and_turned(q.heads[i], a.head_norms + layer * 2 * HEAD, a.rope + (u64)(position + row) * ROTARY_PAIRS, lane);
+    store_shared8(base + QUERY_AT + (warp * EACH + i) * KEY_STRIDE + lane * 8, pack4(head));
   }
 }
 
-// Keys from..to (at most KEYS of them) of the request to shared memory; what lies past `to` becomes zero.
+// Keys from..to (at most KEYS of them) of the request to shared memory; what lies past `to` becomes zero. A thread takes one
+// unit of 16 bytes of every 16th key; the pages are looked up all at once.
 INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, u32 kv_head, u32 from, u32 to, u32 base, u32 thread) {
-  for (u32 i = thread; i < 2 * KEYS * 16; i += EPILOGUE_THREADS) {
-    const u32 which = i / (KEYS * 16), n = i / 16 % KEYS, unit = i % 16, key = from + n;
-    const u32 at = base + (which ? VALUE_AT : KEY_AT) + n * KEY_STRIDE + unit * 16;
+  constexpr u32 EACH = KEYS / 16;
+  const u32 unit = thread & 15, first = thread >> 4;
+  u32 pages[EACH];
+#pragma unroll
+  for (u32 i = 0; i < EACH; i++) {
+    const u32 key = from + first + 16 * i;
+    pages[i] = key < min(to, keys.context) ? (u32)__ldg(a.pages + request * MAX_PAGES + (keys.low + key) / PAGE) : 0u;
+  }
+#pragma unroll
+  for (u32 i = 0; i < EACH; i++) {
+    const u32 n = first + 16 * i, key = from + n, at = base + n * KEY_STRIDE + unit * 16;
     if (key >= to) {
-      store_shared16(at, make_uint4(0, 0, 0, 0));
+      store_shared16(at + KEY_AT, make_uint4(0, 0, 0, 0));
+      store_shared16(at + VALUE_AT, make_uint4(0, 0, 0, 0));
     } else if (key < keys.context) {
-      const u32 position = keys.low + key, page = a.pages[request * MAX_PAGES + position / PAGE];
-      copy_async16(at, a.pool + pool_rows(page, layer, which, kv_head) + (position % PAGE) * HEAD + unit * 8);
-    } else if (which) {
-      copy_async16(at, a.qkv + (u64)(request * BLOCK + key - keys.context) * QKV_SIZE + (HEADS + KV_HEADS + kv_head) * HEAD + unit * 8);
+      const u16* row = a.pool + pool_rows(pages[i], layer, 0, kv_head) + ((keys.low + key) % PAGE) * HEAD + unit * 8;
+      copy_async16(at + KEY_AT, row);
+      copy_async16(at + VALUE_AT, row + KV_HEADS * PAGE * HEAD);
+    } else {
+      copy_async16(at + VALUE_AT, a.qkv + (u64)(request * BLOCK + key - keys.context) * QKV_SIZE + (HEADS + KV_HEADS + kv_head) * HEAD + unit * 8);
     }
   }
 }
@@ -115,30 +129,51 @@ INLINE void scores(u32 base, u8* scratch, const Keys& keys, u32 m_first, u32 fro
   }
 }
 
-// Online softmax, a warp a row: P = bf16(exp(score - maximum)) over the scores, and by how much earlier sums shrink.
+// Online softmax, a warp a row, four rows at a time: P = bf16(exp(score - maximum)) over the scores, and by how much earlier
+// sums shrink.
 INLINE void soften(u8* scratch, float* stats, bool first, u32 warp, u32 lane) {
-  constexpr u32 EACH = KEYS / 32;
-  for (u32 row = warp; row < M_ROWS; row += EPILOGUE_WARPS) {
-    float* from = (float*)(scratch + SCORE_AT + row * SCORE_STRIDE) + lane * EACH;
-    float s[EACH], top = -INFINITY, sum = 0.f;
+  constexpr u32 EACH = KEYS / 32, TOGETHER = M_ROWS / EPILOGUE_WARPS < 4 ? M_ROWS / EPILOGUE_WARPS : 4;
+#pragma unroll 1
+  for (u32 row0 = warp * TOGETHER; row0 < M_ROWS; row0 += EPILOGUE_WARPS * TOGETHER) {
+    float s[TOGETHER][EACH], top[TOGETHER], sum[TOGETHER];
 #pragma unroll
-    for (u32 i = 0; i < EACH; i++) s[i] = from[i], top = fmaxf(top, s[i]);
+    for (u32 j = 0; j < TOGETHER; j++) {
+      const float* from = (const float*)(scratch + SCORE_AT + (row0 + j) * SCORE_STRIDE) + lane;
+      top[j] = -INFINITY, sum[j] = 0.f;
 #pragma unroll
-    for (int m = 16; m; m >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
-    const float old = first ? -INFINITY : stats[row], now = fmaxf(old, top), shift = now == -INFINITY ? 0.f : now;
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) s[i] = __expf(s[i] - shift), sum += s[i];
-#pragma unroll
-    for (int m = 16; m; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
-    const float factor = __expf(old - shift);
-    __syncwarp();  // the row is in registers before P overwrites it
-    u32* to = (u32*)(scratch + SCORE_AT + row * SCORE_STRIDE) + lane * (EACH / 2);
-#pragma unroll
-    for (u32 i = 0; i < EACH / 2; i++) to[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
-    if (lane == 0) {
-      const float before = first ? 0.f : stats[M_ROWS + row] * factor;
-      stats[row] = now, stats[M_ROWS + row] = before + sum, stats[2 * M_ROWS + row] = factor;
+      for (u32 i = 0; i < EACH; i++) s[j][i] = from[32 * i], top[j] = fmaxf(top[j], s[j][i]);
     }
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+#pragma unroll
+      for (u32 j = 0; j < TOGETHER; j++) top[j] = fmaxf(top[j], __shfl_xor_sync(~0u, top[j], m));
+    __syncwarp();  // the rows are in registers before P overwrites them
+#pragma unroll
+    for (u32 j = 0; j < TOGETHER; j++) {
+      const float old = first ? -INFINITY : stats[row0 + j];
+      top[j] = fmaxf(old, top[j]);
+      const float shift = top[j] == -INFINITY ? 0.f : top[j];
+      u16* to = (u16*)(scratch + SCORE_AT + (row0 + j) * SCORE_STRIDE) + lane;
+#pragma unroll
+      for (u32 i = 0; i < EACH; i++) {
+        const float p = __expf(s[j][i] - shift);
+        sum[j] += p;
+        to[32 * i] = (u16)pack_bf16(p, 0.f);
+      }
+    }
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+#pragma unroll
+      for (u32 j = 0; j < TOGETHER; j++) sum[j] += __shfl_xor_sync(~0u, sum[j], m);
+    if (lane == 0)
+#pragma unroll
+      for (u32 j = 0; j < TOGETHER; j++) {
+        const float shift = top[j] == -INFINITY ? 0.f : top[j];
+        const float factor = first ? 0.f : __expf(stats[row0 + j] - shift);
+        const float before = first ? 0.f : stats[M_ROWS + row0 + j] * factor;
+        stats[row0 + j] = top[j], stats[M_ROWS + row0 + j] = before + sum[j], stats[2 * M_ROWS + row0 + j] = factor;
+      }
+    __syncwarp();
   }
 }
 
@@ -153,7 +188,7 @@ INLINE void weigh_values(u32 base, const float* stats, float (*out)[2][4], bool 
       else out[m][n][0] *= low, out[m][n][1] *= low, out[m][n][2] *= high, out[m][n][3] *= high;
     }
   }
-#pragma unroll 2
+#pragma unroll 1
   for (int k = 0; k < KEYS / 16; k++) {
     const uint4 v = load_matrix4_transposed(base + VALUE_AT + (k * 16 + (lane & 15)) * KEY_STRIDE + warp * 32 + (lane >> 4) * 16);
 #pragma unroll
@@ -182,35 +217,36 @@ INLINE void store_partial(const Args& a, const float (*out)[2][4], const float* 
 
 INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   const u32 warp = thread >> 5, lane = thread & 31, base = shared_address(scratch), splits = key_splits(a);
-  const u32 items = (u32)a.step[STEP_REQUESTS] * KV_HEADS * splits;
+  const u32 items = (u32)a.step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
   float* stats = (float*)(scratch + STATS_AT);
   for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
-    const u32 range = item % splits, request = item / splits / KV_HEADS, kv_head = item / splits % KV_HEADS;
+    const u32 range = item % splits, m_first = item / splits % M_GROUPS * M_ROWS, head = item / (splits * M_GROUPS);
+    const u32 request = head / KV_HEADS, kv_head = head % KV_HEADS;
     const Keys keys = split_keys(a, request, s.window, splits);
     if (range >= keys.ranges) continue;
     const u32 begin = range * keys.per, end = min(keys.total, begin + keys.per);
+    {
+      Queries queries;
+      start_queries(a, queries, request, kv_head, m_first, warp, lane);
+      start_keys(a, keys, s.layer, request, kv_head, begin, end, base, thread);
+      finish_queries(a, queries, s.layer, keys.low + keys.context, m_first, base, warp, lane);
+    }
+    float out[M_TILES][2][4];
 #pragma unroll 1
-    for (u32 group = 0; group < M_GROUPS; group++) {
-      float out[M_TILES][2][4];
-#pragma unroll 1
-      for (u32 from = begin; from < end; from += KEYS) {
-        if (group == 0 || end - begin > KEYS) {  // a range of one tile stays in shared memory
-          start_keys(a, keys, s.layer, request, kv_head, from, end, base, thread);
-          load_block_keys(a, keys, s.layer, request, kv_head, from, min(end, from + KEYS), base, warp, lane);
-        }
-        if (from == begin) load_queries(a, s.layer, request, kv_head, group, base, warp, lane);
-        copy_async_wait();
-        epilogue_sync();
-        scores(base, scratch, keys, group * M_ROWS, from, end, s.window, warp, lane);
-        epilogue_sync();
-        soften(scratch, stats, from == begin, warp, lane);
-        epilogue_sync();
-        weigh_values(base, stats, out, from == begin, warp, lane);
-        epilogue_sync();
-      }
-      store_partial(a, out, stats, (u64)item * M_ALL + group * M_ROWS, warp, lane);
+    for (u32 from = begin; from < end; from += KEYS) {
+      if (from != begin) start_keys(a, keys, s.layer, request, kv_head, from, end, base, thread);
+      load_block_keys(a, keys, s.layer, request, kv_head, from, min(end, from + KEYS), base, warp, lane);
+      copy_async_wait();
+      epilogue_sync();
+      scores(base, scratch, keys, m_first, from, end, s.window, warp, lane);
+      epilogue_sync();
+      soften(scratch, stats, from == begin, warp, lane);
+      epilogue_sync();
+      weigh_values(base, stats, out, from == begin, warp, lane);
       epilogue_sync();
     }
+    store_partial(a, out, stats, (u64)item * M_ROWS, warp, lane);
+    epilogue_sync();
   }
   fence_bulk_shared();
 }
@@ -220,21 +256,21 @@ INLINE void combine(const Args& a, const Stage& s, u32 thread) {
   const u32 warp = thread >> 5, lane = thread & 31, splits = key_splits(a);
   for (u32 unit = blockIdx.x + warp * gridDim.x; unit < (u32)a.step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * gridDim.x) {
     const u32 head = unit % HEADS, row = unit / HEADS, request = row / BLOCK;
-    const u32 m = row % BLOCK * GROUP + head % GROUP;
+    const u32 m = row % BLOCK * GROUP + head % GROUP, group = m / M_ROWS;
     const u32 ranges = split_keys(a, request, s.window, splits).ranges;
-    const u64 first = ((u64)request * KV_HEADS + head / GROUP) * splits;
-    const float2* stats = a.partial_stats + first * M_ALL + m;
+    const u64 first = (((u64)request * KV_HEADS + head / GROUP) * M_GROUPS + group) * splits;
+    const float2* stats = a.partial_stats + first * M_ROWS + m % M_ROWS;
     float top = -INFINITY;
-    for (u32 r = lane; r < ranges; r += 32) top = fmaxf(top, __ldcg((const float*)(stats + (u64)r * M_ALL)));
+    for (u32 r = lane; r < ranges; r += 32) top = fmaxf(top, __ldcg((const float*)(stats + (u64)r * M_ROWS)));
 #pragma unroll
     for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
     float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
     float sum = 0.f;
-    const float* from = a.partial + (first * M_ALL + m) * HEAD + lane * 4;
+    const float* from = a.partial + (first * M_ROWS + m % M_ROWS) * HEAD + lane * 4;
 #pragma unroll 8
     for (u32 r = 0; r < ranges; r++) {
-      const float2 st = __ldcg(stats + (u64)r * M_ALL);
-      const float4 v = __ldcg((const float4*)(from + (u64)r * M_ALL * HEAD));
+      const float2 st = __ldcg(stats + (u64)r * M_ROWS);
+      const float4 v = __ldcg((const float4*)(from + (u64)r * M_ROWS * HEAD));
       const float w = __expf(st.x - top);
       sum += w * st.y;
       o.x += w * v.x, o.y += w * v.y, o.z += w * v.z, o.w += w * v.w;

@@ -6,15 +6,45 @@
 #define BARRIER_FULL 1
 #define BARRIER_FREE 3
 #define BARRIER_EPILOGUE 5
+#define BARRIER_COMPUTE 6  // compute warps among themselves
+#define RING_SLOTS (COMPUTE_WARPS * SLOTS)
 #define RED_FLOATS (COMPUTE_WARPS * 4 * ROW_TILES * 32)
 
-struct Shared {
-  u8* activations;  // ACTIVATION_BYTES: one part of the input, or attention's scratch
-  float* red;       // [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums
-  float2* sums;     // [SUM_SLOTS][64 * ROW_TILES] sums of earlier parts
-  u8* bias;         // [ROW_TILES][RANK_PADDED / 32][512] Markov vectors in fragment order
-  u32 ready;        // mbarrier: the input part is in shared memory
+// Of the bounded Markov stage, statically sized.
+struct Bounds {
+  float length[ROWS];                  // ||w1[previous]|| of a request, rounded up
+  float least[COMPUTE_WARPS][ROWS];    // greatest lower bound that a warp found
+  u64 arrived[COMPUTE_WARPS];          // mbarriers: a warp's candidate block is in shared memory
+  u32 count, blocks[MARKOV_BLOCKS];    // row blocks that may hold the greatest logit
 };
+
+// Small things at fixed places.
+struct Fixed {
+  Stage stages[MAX_STAGES];
+  u64 full[RING_SLOTS], empty[RING_SLOTS];  // mbarriers of the rings
+  u64 ready;                                // mbarrier: the input part is in shared memory
+  float factor[ROWS + EPILOGUE_WARPS];      // of the rows' norms, and scratch
+  u32 previous[ROWS];                       // tokens of the chain
+  Bounds bounds;
+};
+static_assert(sizeof(Fixed) <= FIXED_BYTES, "geometry.py: fixed_bytes");
+
+// Dynamic shared memory, every place a constant: activations (one part of the input, or scratch of attention and of the
+// bounded chain), the rings, `red` [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums, `sums` [SUM_SLOTS][64 * ROW_TILES]
+// of earlier parts, `bias` [ROW_TILES][BIAS_PLANE] Markov vectors in fragment order times ACTIVATION_SCALE, Fixed.
+extern __shared__ __align__(128) u8 dynamic[];
+#define RING_AT ACTIVATION_BYTES
+#define RED_AT (RING_AT + RING_SLOTS * SLOT_BYTES)
+#define SUMS_AT (RED_AT + 2 * RED_FLOATS * 4)
+#define BIAS_AT (SUMS_AT + SUM_SLOTS * 64 * ROW_TILES * 8)
+#define BIAS_PLANE ((RANK + 255) / 256 * 4096)  // bytes of the vectors of 8 requests, padded for MXFP8 chunks
+#define FIXED_AT (BIAS_AT + ROW_TILES * BIAS_PLANE)
+INLINE u8* shared_activations() { return dynamic; }
+INLINE float* shared_red() { return (float*)(dynamic + RED_AT); }
+INLINE float2* shared_sums() { return (float2*)(dynamic + SUMS_AT); }
+INLINE u8* shared_bias() { return dynamic + BIAS_AT; }
+INLINE Fixed& fixed() { return *(Fixed*)(dynamic + FIXED_AT); }
+INLINE u32 ready_bar() { return shared_address(&fixed().ready); }
 
 INLINE void epilogue_sync() { named_sync(BARRIER_EPILOGUE, EPILOGUE_THREADS); }
 

@@ -4,15 +4,15 @@
 
 // ---- compute warps. `warp` 0..COMPUTE_WARPS-1; row block r0 + sub * grid, chunks split over 2^split_log2 warps.
 template <bool MX>
-INLINE void linear_compute(const Stage& s, const Health& health, const Shared& shared, Ring& ring, Passes& passes,
+INLINE void linear_compute(const Stage& s, const Health& health, Ring& ring, Passes& passes,
                            u32& ready_parity, u32 warp, u32 lane, u32 stage) {
   constexpr u32 CHUNK_BYTES = MX ? 4096 : 2048;  // of activations of 8 rows
   const u32 split = 1u << s.split_log2, subs = COMPUTE_WARPS >> s.split_log2, sub = warp >> s.split_log2;
-  const u32 start = first_row_block(s), x = shared_address(shared.activations);
+  const u32 start = first_row_block(s), x = shared_address(shared_activations());
   if (start >= s.row_blocks) return;
   for (u32 part = 0; part < s.parts; part++) {
     const u32 chunks = chunks_of_part(s, part);
-    wait_phase(health, shared.ready, ready_parity, stage, REGION_ACTIVATIONS);
+    wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
     ready_parity ^= 1u;
     for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * gridDim.x) {
       float acc[ROW_TILES][4];
@@ -20,9 +20,9 @@ INLINE void linear_compute(const Stage& s, const Health& health, const Shared& s
       for (int n = 0; n < ROW_TILES; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
       if (r0 + sub * gridDim.x < s.row_blocks)
         for (u32 c = warp & (split - 1); c < chunks; c += split)
-          consume_chunk<MX>(health, ring, acc, x + c * CHUNK_BYTES, lane, stage);
+          consume_chunk<MX, PLANE>(health, ring, acc, x + c * CHUNK_BYTES, lane, stage);
       await_red_free(passes);
-      float* red = shared.red + passes.buffer * RED_FLOATS + warp * 4 * ROW_TILES * 32 + lane;
+      float* red = shared_red() + passes.buffer * RED_FLOATS + warp * 4 * ROW_TILES * 32 + lane;
 #pragma unroll
       for (int i = 0; i < 4 * ROW_TILES; i++) red[i * 32] = acc[i >> 2][i & 3];
       publish_red(passes);
@@ -33,15 +33,15 @@ INLINE void linear_compute(const Stage& s, const Health& health, const Shared& s
 // ---- epilogue warps
 
 // Brings part `part` of the input to shared memory and completes `ready`.
-INLINE void load_part(const Args& a, const Stage& s, const Health& health, const Shared& shared, u32 part, u32 thread) {
+INLINE void load_part(const Args& a, const Stage& s, const Health& health, u32 part, u32 thread) {
   const u32 chunk = s.mxfp8 ? 256 : 128, size = chunks_of_part(s, part) * chunk, from = part * s.part_chunks * chunk;
   if (!s.row_major) {
     if (thread == 0) {
       fence_bulk_global();
-      phase_expect(shared.ready, ROW_TILES * size * 16);
+      phase_expect(ready_bar(), ROW_TILES * size * 16);
       for (u32 n = 0; n < ROW_TILES; n++)
-        bulk_copy(shared_address(shared.activations) + n * PLANE, s.input + ((u64)n * s.inner + from) * 16, size * 16,
-                  shared.ready);
+        bulk_copy(shared_address(shared_activations()) + n * PLANE, s.input + ((u64)n * s.inner + from) * 16, size * 16,
+                  ready_bar());
     }
     return;
   }
@@ -51,11 +51,11 @@ INLINE void load_part(const Args& a, const Stage& s, const Health& health, const
     const u32 row = i / units, k = (i - row * units) * 8;
     uint4 v = make_uint4(0, 0, 0, 0);
     if (row < rows && from + k < s.columns) v = __ldcg((const uint4*)(s.input + ((u64)row * s.columns + from + k) * 2));
-    store_shared16(shared_address(shared.activations) + fragment(row, k, PLANE), v);
+    store_shared16(shared_address(shared_activations()) + fragment(row, k, PLANE), v);
   }
   fence_bulk_shared();
   epilogue_sync();
-  if (thread == 0) phase_arrive(shared.ready);
+  if (thread == 0) phase_arrive(ready_bar());
 }
 
 // factor[row] = 1 / sqrt(mean square + eps) of the input rows, from the partial sums in a fixed order.
@@ -86,10 +86,10 @@ INLINE float gated(float gate, float up) {
 }
 
 // Dot of row `row` of the part in shared memory with the confidence weights; valid in thread 0.
-INLINE float confidence_part(const Args& a, const Shared& shared, float* scratch, u32 row, u32 from, u32 size, u32 thread) {
+INLINE float confidence_part(const Args& a, float* scratch, u32 row, u32 from, u32 size, u32 thread) {
   float sum = 0.f;
   for (u32 k = thread * 8; k < size; k += EPILOGUE_THREADS * 8) {
-    uint4 v = load_shared16(shared_address(shared.activations) + fragment(row, k, PLANE));
+    uint4 v = load_shared16(shared_address(shared_activations()) + fragment(row, k, PLANE));
     const float4* w = (const float4*)(a.confidence + from + k);
     float4 w0 = __ldg(w), w1 = __ldg(w + 1);
     sum += low_bf16(v.x) * w0.x + high_bf16(v.x) * w0.y + low_bf16(v.y) * w0.z + high_bf16(v.y) * w0.w;
@@ -145,7 +145,7 @@ INLINE void finish_pair(const Args& a, const Stage& s, float2 y, float2 up, u32 
   }
 }
 
-INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health, const Shared& shared, Passes& passes,
+INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health, Passes& passes,
                             u32& ready_parity, float* factor, u32 thread, u32 stage) {
   const u32 split = 1u << s.split_log2, subs = COMPUTE_WARPS >> s.split_log2, start = first_row_block(s);
   if (start >= s.row_blocks) return;
@@ -154,15 +154,15 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
   const u32 chunk = s.mxfp8 ? 256 : 128;
   float confidence = 0.f;
   for (u32 part = 0; part < s.parts; part++) {
-    load_part(a, s, health, shared, part, thread);
+    load_part(a, s, health, part, thread);
     if (part == 0) {
       if (s.squares) row_factors(s.squares, factor, thread);
       else if (thread < ROWS) factor[thread] = 1.f;
       epilogue_sync();
     }
     if (s.out == OUT_LOGITS && blockIdx.x < (u32)a.step[STEP_REQUESTS] * BLOCK) {
-      wait_phase(health, shared.ready, ready_parity, stage, REGION_ACTIVATIONS);
-      confidence += confidence_part(a, shared, factor + ROWS, blockIdx.x, part * s.part_chunks * chunk,
+      wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
+      confidence += confidence_part(a, factor + ROWS, blockIdx.x, part * s.part_chunks * chunk,
                                     chunks_of_part(s, part) * chunk, thread);
       if (thread == 0 && part + 1 == s.parts) a.confidence_hidden[blockIdx.x] = confidence * factor[blockIdx.x];
     }
@@ -170,7 +170,7 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
     u32 slot = 0;
     for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * gridDim.x, slot += subs) {
       named_sync(BARRIER_FULL + passes.buffer, PAIR_THREADS);
-      const float* red = shared.red + passes.buffer * RED_FLOATS;
+      const float* red = shared_red() + passes.buffer * RED_FLOATS;
       for (u32 i = thread; i < subs * per; i += EPILOGUE_THREADS) {
         const u32 sub = i >> per_log2, q = i & (per - 1), row = q >> pairs_log2, pair = q & (pairs - 1);
         const u32 row_block = r0 + sub * gridDim.x;
@@ -185,7 +185,7 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
           if (is_gated) up.x += from[64], up.y += from[68];
         }
         if (s.parts > 1) {
-          float2* sums = shared.sums + ((slot + sub) * per + q) * (is_gated ? 2 : 1);
+          float2* sums = shared_sums() + ((slot + sub) * per + q) * (is_gated ? 2 : 1);
           if (part) {
             y.x += sums[0].x, y.y += sums[0].y;
             if (is_gated) up.x += sums[1].x, up.y += sums[1].y;

@@ -2,8 +2,6 @@
 #pragma once
 #include "exchange.cuh"
 
-#define BIAS_PLANE (RANK_PADDED * 16)  // bytes of the vectors of 8 requests
-
 // Order of candidates as one integer: the logit (NaN below everything), then the lowest id.
 INLINE u64 candidate(float logit, u32 id) {
   const u32 bits = __float_as_uint(logit);
@@ -17,63 +15,46 @@ INLINE u64 greatest_of_warp(u64 v) {
   return v;
 }
 
-// ---- compute warps: each takes whole row blocks and keeps the best of the requests in its columns.
-INLINE void markov_compute(const Args& a, const Stage& s, const Health& health, const Shared& shared, Ring& ring, Passes& passes,
-                           u32& ready_parity, u32 warp, u32 lane, u32 stage) {
-  const u32 start = first_row_block(s), x = shared_address(shared.bias), g = lane >> 2, t = lane & 3;
-  if (start >= s.row_blocks) return;
-  const u32 requests = a.step[STEP_REQUESTS];
-  u64 best[ROW_TILES][2] = {};
-  wait_phase(health, shared.ready, ready_parity, stage, REGION_ACTIVATIONS);
-  ready_parity ^= 1u;
-  for (u32 block = start + warp * gridDim.x; block < s.row_blocks; block += COMPUTE_WARPS * gridDim.x) {
-    float base[ROW_TILES][2][2], acc[ROW_TILES][4];
-    const u32 id = block * 16 + g;
+// Base logits of the requests in this lane's columns (2 t, 2 t + 1 of every tile of 8) for rows g and g + 8 of a row block;
+// clears the sums.
+INLINE void load_base(const Args& a, u32 step, float (*base)[2][2], float (*acc)[4], u32 block, u32 requests, u32 lane) {
 #pragma unroll
-    for (int n = 0; n < ROW_TILES; n++)
+  for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
-      for (int c = 0; c < 2; c++) {
-        const u32 request = n * 8 + 2 * t + c;
-        acc[n][c] = acc[n][2 + c] = base[n][c][0] = base[n][c][1] = 0.f;
-        if (request < requests) {
-          const float* from = a.logits + (u64)(request * BLOCK + s.step) * VOCAB_PADDED + id;
-          base[n][c][0] = __ldcg(from), base[n][c][1] = __ldcg(from + 8);
-        }
+    for (int c = 0; c < 2; c++) {
+      const u32 request = n * 8 + 2 * (lane & 3) + c;
+      acc[n][c] = acc[n][2 + c] = base[n][c][0] = base[n][c][1] = 0.f;
+      if (request < requests) {
+        const float* from = a.logits + (u64)(request * BLOCK + step) * VOCAB_PADDED + block * 16 + (lane >> 2);
+        base[n][c][0] = __ldcg(from), base[n][c][1] = __ldcg(from + 8);
       }
-    for (u32 c = 0; c < RANK_PADDED / 128; c++) {
-      wait_phase(health, ring.full + ring.slot * 8, ring.parity, stage, REGION_WEIGHTS);
-      const u32 slot = ring.base + ring.slot * SLOT_BYTES;
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        const uint4 v = load_shared16(slot + k * 1024 + lane * 16), w = load_shared16(slot + k * 1024 + 512 + lane * 16);
-#pragma unroll
-        for (int n = 0; n < ROW_TILES; n++) {
-          const uint4 b = load_shared16(x + n * BIAS_PLANE + (c * 4 + k) * 512 + lane * 16);
-          multiply_add(acc[n], v.x, w.x, v.y, w.y, b.x, b.y);
-          multiply_add(acc[n], v.z, w.z, v.w, w.w, b.z, b.w);
-        }
-      }
-      __syncwarp();
-      if (lane == 0) phase_arrive(ring.empty + ring.slot * 8);
-      ring.advance();
     }
+}
+
+// Exact corrected logits of a row block, base + bf16(w2 e), against the best so far. `acc` carries ACTIVATION_SCALE.
+INLINE void keep_best(const Args& a, u32 step, const float (*base)[2][2], const float (*acc)[4], u64 (*best)[2], u32 block,
+                      u32 requests, u32 lane) {
+  const u32 id = block * 16 + (lane >> 2);
 #pragma unroll
-    for (int n = 0; n < ROW_TILES; n++)
+  for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
-      for (int c = 0; c < 2; c++) {
-        const u32 request = n * 8 + 2 * t + c;
+    for (int c = 0; c < 2; c++) {
+      const u32 request = n * 8 + 2 * (lane & 3) + c;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const float logit = base[n][c][half] + round_bf16(acc[n][half * 2 + c]);
-          if (request < requests && id + half * 8 < VOCAB) {
-            best[n][c] = greater(best[n][c], candidate(logit, id + half * 8));
-            if (a.corrected) a.corrected[(u64)(request * BLOCK + s.step) * VOCAB_PADDED + id + half * 8] = logit;
-          }
+      for (int half = 0; half < 2; half++) {
+        const float logit = base[n][c][half] + round_bf16(acc[n][half * 2 + c] * (1.f / ACTIVATION_SCALE));
+        if (request < requests && id + half * 8 < VOCAB) {
+          best[n][c] = greater(best[n][c], candidate(logit, id + half * 8));
+          if (a.corrected) a.corrected[(u64)(request * BLOCK + step) * VOCAB_PADDED + id + half * 8] = logit;
         }
       }
-  }
+    }
+}
+
+// The best of a warp's rows, per request, to the epilogue warps.
+INLINE void publish_best(const u64 (*best)[2], Passes& passes, u32 warp, u32 lane) {
   await_red_free(passes);
-  u64* red = (u64*)(shared.red + passes.buffer * RED_FLOATS) + warp * ROWS;
+  u64* red = (u64*)(shared_red() + passes.buffer * RED_FLOATS) + warp * ROWS;
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -81,12 +62,32 @@ INLINE void markov_compute(const Args& a, const Stage& s, const Health& health, 
       u64 v = best[n][c];
 #pragma unroll
       for (int m = 4; m < 32; m <<= 1) v = greater(v, __shfl_xor_sync(~0u, v, m));
-      if (g == 0) red[n * 8 + 2 * t + c] = v;
+      if (lane < 4) red[n * 8 + 2 * lane + c] = v;
     }
   publish_red(passes);
 }
 
+// ---- compute warps: each takes whole row blocks and keeps the best of the requests in its columns.
+INLINE void markov_compute(const Args& a, const Stage& s, const Health& health, Ring& ring, Passes& passes,
+                           u32& ready_parity, u32 warp, u32 lane, u32 stage) {
+  const u32 start = first_row_block(s), x = shared_address(shared_bias());
+  if (start >= s.row_blocks) return;
+  const u32 requests = a.step[STEP_REQUESTS];
+  u64 best[ROW_TILES][2] = {};
+  wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
+  ready_parity ^= 1u;
+  for (u32 block = start + warp * gridDim.x; block < s.row_blocks; block += COMPUTE_WARPS * gridDim.x) {
+    float base[ROW_TILES][2][2], acc[ROW_TILES][4];
+    load_base(a, s.step, base, acc, block, requests, lane);
+    for (u32 c = 0; c < RANK_PADDED / 128; c++) consume_chunk<false, BIAS_PLANE>(health, ring, acc, x + c * 2048, lane, stage);
+    keep_best(a, s.step, base, acc, best, block, requests, lane);
+  }
+  publish_best(best, passes, warp, lane);
+}
+
 // ---- epilogue warps
+
+INLINE u32 scaled_pair(u32 v) { return pack_bf16(low_bf16(v) * ACTIVATION_SCALE, high_bf16(v) * ACTIVATION_SCALE); }
 
 // previous[request] from the candidates that every CTA published at the step before.
 INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
@@ -103,7 +104,7 @@ INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
   }
 }
 
-INLINE void markov_epilogue(const Args& a, const Stage& s, const Shared& shared, Passes& passes, u32& ready_parity, u32* previous,
+INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& ready_parity, u32* previous,
                             u32 thread) {
   const u32 warp = thread >> 5, lane = thread & 31, requests = a.step[STEP_REQUESTS];
   if (s.step) choose(a, s.step - 1, previous, warp, lane);
@@ -113,10 +114,23 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, const Shared& shared,
   if (busy) {
     for (u32 i = thread; i < requests * (RANK / 8); i += EPILOGUE_THREADS) {
       const u32 r = i / (RANK / 8), k = i % (RANK / 8) * 8;
-      store_shared16(shared_address(shared.bias) + fragment(r, k, BIAS_PLANE), __ldg((const uint4*)(a.w1 + (u64)previous[r] * RANK + k)));
+      const uint4 e = __ldg((const uint4*)(a.w1 + (u64)previous[r] * RANK + k));
+      store_shared16(shared_address(shared_bias()) + fragment(r, k, BIAS_PLANE),
+                     make_uint4(scaled_pair(e.x), scaled_pair(e.y), scaled_pair(e.z), scaled_pair(e.w)));
     }
+    if (s.kind == KIND_MARKOV_BOUNDED)
+      for (u32 r = warp; r < requests; r += EPILOGUE_WARPS) {
+        float sum = 0.f;
+        for (u32 k = lane; k < RANK; k += 32) {
+          const float e = low_bf16(__ldg(a.w1 + (u64)previous[r] * RANK + k));
+          sum += e * e;
+        }
+#pragma unroll
+        for (int m = 16; m; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
+        if (lane == 0) fixed().bounds.length[r] = fast_root(sum) * 1.0001f;
+      }
     epilogue_sync();
-    if (thread == 0) phase_arrive(shared.ready);
+    if (thread == 0) phase_arrive(ready_bar());
     ready_parity ^= 1u;
   }
   // Confidence of row (r, step) by CTA (row): the hidden part was left by the LM head's stage.
@@ -133,7 +147,7 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, const Shared& shared,
   u64 v = 0;
   if (busy) {
     named_sync(BARRIER_FULL + passes.buffer, PAIR_THREADS);
-    const u64* red = (const u64*)(shared.red + passes.buffer * RED_FLOATS);
+    const u64* red = (const u64*)(shared_red() + passes.buffer * RED_FLOATS);
     if (thread < requests)
       for (u32 w = 0; w < COMPUTE_WARPS; w++) v = greater(v, red[w * ROWS + thread]);
     named_arrive(BARRIER_FREE + passes.buffer, PAIR_THREADS);

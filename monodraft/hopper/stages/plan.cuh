@@ -10,8 +10,8 @@
 #define PAIR_THREADS ((COMPUTE_WARPS + EPILOGUE_WARPS) * 32)  // who meets at the `red` barriers
 #define THREADS (PAIR_THREADS + 128)                          // and the producer warp, alone in its warpgroup
 // Registers: 640 threads start with 96 each; attention needs more, the producer hardly any.
-#define PRODUCER_REGISTERS 40
-#define COMPUTE_REGISTERS 88
+#define PRODUCER_REGISTERS 48
+#define COMPUTE_REGISTERS 96
 #define EPILOGUE_REGISTERS (216 - COMPUTE_REGISTERS)
 #define ROWS (8 * ROW_TILES)
 #define ROWS_LOG2 (2 + ROW_TILES)  // ROW_TILES is 1 or 2
@@ -21,9 +21,13 @@
 #define PLANE (PART_SIZE * 16)   // bytes of one part of the activations of 8 rows, in fragment order
 #define QKV_SIZE ((HEADS + 2 * KV_HEADS) * HEAD)
 #define GROUP (HEADS / KV_HEADS)
+// Row blocks of w2 that a CTA scans at most, and the scratch of that: upper bounds, then a candidate block per warp.
+#define MARKOV_BLOCKS ((VOCAB_PADDED / 16 + GRID - 1) / GRID + COMPUTE_WARPS)
+#define MARKOV_REQUESTS (ROWS / BLOCK)
+#define CANDIDATE_BYTES (RANK_PADDED / 128 * 4096)
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
-enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH };
+enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED };
 enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS };
 
 // One stage. A linear computes [16 * row_blocks] x K for all rows; its weights lie in chunks [row block][chunk].
@@ -52,6 +56,8 @@ struct Args {
   const int* pages;           // [requests][MAX_PAGES]
   const u16* embed;           // [VOCAB][HIDDEN]
   const u16* w1;              // [VOCAB][RANK]
+  const u8* w2;               // bf16 chunks, for candidates of the bounded stage
+  const float* slack;         // [VOCAB_PADDED] error of a row of w2 in MXFP8, per unit of ||w1[previous]||
   const float2* rope;         // [positions][ROTARY_PAIRS] cos, sin
   const float* head_norms;    // [LAYERS][q, k][HEAD]
   const float* first_norm;    // [HIDDEN_PADDED]
@@ -62,8 +68,8 @@ struct Args {
   u16* qkv;                   // [ROWS][QKV_SIZE]
   const u16* context_kv;      // [ROWS][LAYERS][2][KV_HEADS][HEAD]
   float* squares;             // [ROWS][HIDDEN_PADDED / 16]
-  float* partial;             // [items][M_ALL][HEAD]
-  float2* partial_stats;      // [items][M_ALL] maximum, sum
+  float* partial;             // [items][M_ROWS][HEAD]
+  float2* partial_stats;      // [items][M_ROWS] maximum, sum
   float* logits;              // [ROWS][VOCAB_PADDED] base logits, bf16 values
   float* corrected;           // the same shape or null
   u64* best;                  // [2][ROWS][gridDim]
@@ -75,6 +81,8 @@ struct Args {
   u32* progress;              // [gridDim]
   u32* health;
   u32* epoch;
+  u64* stamps;                // [gridDim][MAX_STAGES][2] clock at a stage's start and end in the first epilogue thread, or null
+  u32* rescored;              // [BLOCK] row blocks read again by the bounded stage, all steps so far
   u64 bound;
   int first, count, fault_cta, fault_stage;
 };

@@ -69,8 +69,8 @@ struct Producer {
   }
 };
 
-// One landed chunk times the activations at shared address `x` (fragment order, plane stride PLANE).
-template <bool MX>
+// One landed chunk times the activations at shared address `x` (fragment order, STRIDE bytes from 8 rows to the next).
+template <bool MX, u32 STRIDE>
 INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
   constexpr int BLOCKS = MX ? 8 : 4;  // blocks of 32 along K
   u32 scales_low[2], scales_high[2];
@@ -87,7 +87,7 @@ INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
       float low = block_scale(scales_low[k >> 2], k & 3), high = block_scale(scales_high[k >> 2], k & 3);
 #pragma unroll
       for (int n = 0; n < ROW_TILES; n++) {
-        uint4 b = load_shared16(x + n * PLANE + k * 512 + lane * 16);
+        uint4 b = load_shared16(x + n * STRIDE + k * 512 + lane * 16);
         float p[4] = {0.f, 0.f, 0.f, 0.f};
         multiply_add(p, l0, h0, l1, h1, b.x, b.y);
         multiply_add(p, l2, h2, l3, h3, b.z, b.w);
@@ -97,7 +97,7 @@ INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
       uint4 a = load_shared16(slot + k * 1024 + lane * 16), w = load_shared16(slot + k * 1024 + 512 + lane * 16);
 #pragma unroll
       for (int n = 0; n < ROW_TILES; n++) {
-        uint4 b = load_shared16(x + n * PLANE + k * 512 + lane * 16);
+        uint4 b = load_shared16(x + n * STRIDE + k * 512 + lane * 16);
         multiply_add(acc[n], a.x, w.x, a.y, w.y, b.x, b.y);
         multiply_add(acc[n], a.z, w.z, a.w, w.w, b.z, b.w);
       }
@@ -106,10 +106,10 @@ INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
 }
 
 // Waits for the next chunk, multiplies it, hands the slot back.
-template <bool MX>
+template <bool MX, u32 STRIDE>
 INLINE void consume_chunk(const Health& health, Ring& ring, float (*acc)[4], u32 x, u32 lane, u32 stage) {
   wait_phase(health, ring.full + ring.slot * 8, ring.parity, stage, REGION_WEIGHTS);
-  multiply_chunk<MX>(acc, ring.base + ring.slot * SLOT_BYTES, x, lane);
+  multiply_chunk<MX, STRIDE>(acc, ring.base + ring.slot * SLOT_BYTES, x, lane);
   __syncwarp();
   if (lane == 0) phase_arrive(ring.empty + ring.slot * 8);
   ring.advance();
