@@ -13,6 +13,7 @@ import json
 import sys
 import time
 import traceback
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -84,6 +85,12 @@ def small() -> None:
         label = "w8a16" if mxfp8 else "bf16"
         guarded(f"forms agree {label}", lambda o=ours, a=anchors: checks.forms_agree(o, a))  # type: ignore[misc]
         guarded(f"100 repeats differing {label}", lambda o=ours, a=anchors: checks.repeats(o, a))  # type: ignore[misc]
+        guarded(f"bounded chain {label}", lambda o=ours: checks.bounded_chain(o, 600))  # type: ignore[misc]
+    for name, changed in skewed(weights).items():
+        ours, anchors = checks.prepared(config, changed, True, 40, max_positions=2048, bound_seconds=0.05)
+        guarded(f"bounded chain, {name}", lambda o=ours: checks.bounded_chain(o, 40))  # type: ignore[misc]
+        record(f"first tokens, {name}", ours.propose(anchors)[0].tokens.tolist())
+    ours, anchors = checks.prepared(config, weights, True, 600, max_positions=2048, bound_seconds=0.05)
     for cta, stage in (
         (5, CONTEXT_STAGES),
         (131, CONTEXT_STAGES + 1),
@@ -91,6 +98,19 @@ def small() -> None:
         (77, len(ours.step.plan) - 4),
     ):
         guarded(f"bound, CTA {cta} stage {stage}", lambda c=cta, s=stage: checks.bounded(ours, anchors, c, s))  # type: ignore[misc]
+
+
+def skewed(weights: DraftWeights) -> dict[str, DraftWeights]:
+    """Weights whose logits are hard on the bound: all equal, bias alone, bias far above the base, NaN."""
+    zero, head, w2 = torch.zeros_like(weights.lm_head), weights.lm_head, weights.markov_w2
+    return {
+        "all logits equal": replace(weights, lm_head=zero, markov_w2=torch.zeros_like(w2)),
+        "bias alone": replace(weights, lm_head=zero),
+        "bias times 64": replace(weights, markov_w2=w2 * 64),
+        "bias times 1 / 64": replace(weights, markov_w2=w2 / 64),
+        "few bits": replace(weights, lm_head=(head * 4).round() / 4),
+        "all NaN": replace(weights, lm_head=torch.full_like(head, float("nan"))),
+    }
 
 
 def full(names: list[str]) -> None:
@@ -110,7 +130,7 @@ def timed(ours: HopperDrafter, form: Form, context: int) -> dict[str, object]:
     graph = ours.step.capture(context=False)
     result: dict[str, object] = dict(timing.microseconds(graph.replay))
     ours.workspace.results()
-    parts = step_bytes(ours.geometry, context=context)
+    parts = step_bytes(ours.geometry, context=context, bounded=ours.step.bounded)
     total, median = sum(parts.values()), result["median"]
     assert isinstance(median, float)
     return result | {
@@ -139,7 +159,29 @@ def profile(ours: HopperDrafter) -> dict[str, float]:
     return times
 
 
-def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
+def stamped(ours: HopperDrafter) -> dict[str, dict[str, float]]:
+    """From clocks inside the one launch: microseconds by kind of stage, summed over the step. `work` of the median CTA
+    and of the slowest; `handoff`, the median from a CTA's end of a stage to its start of the next."""
+    ours.step.form = Form.ONE_LAUNCH
+    stamps = ours.workspace.keep_stamps()
+    graph = ours.step.capture(context=False)
+    median = timing.microseconds(graph.replay, 5)["median"]
+    clocks = stamps[:, CONTEXT_STAGES:].double().cpu()
+    ours.workspace.stamps = None
+    scale = median / float((clocks[:, -1, 1] - clocks[:, 0, 0]).median())  # cycles to microseconds
+    work = (clocks[:, :, 1] - clocks[:, :, 0]) * scale
+    handoff = (clocks[:, 1:, 0] - clocks[:, :-1, 1]) * scale
+    result: dict[str, dict[str, float]] = {}
+    for index, stage in enumerate(ours.step.plan[CONTEXT_STAGES:]):
+        kind = stage.name.split(".")[-1] if stage.name.startswith("layers.") else stage.name.split(".")[0]
+        entry = result.setdefault(kind, {"work": 0.0, "slowest": 0.0, "handoff": 0.0})
+        entry["work"] += float(work[:, index].median())
+        entry["slowest"] += float(work[:, index].max())
+        entry["handoff"] += float(handoff[:, index].median()) if index < handoff.shape[1] else 0.0
+    return {kind: {name: round(value, 1) for name, value in entry.items()} for kind, entry in result.items()}
+
+
+def kernels(name: str, context: int, weights: DraftWeights, profiled: bool = True) -> dict[str, float]:
     """Times of the kernels of one shape: chain and one launch, bf16 and MXFP8."""
     config, medians = shapes.config_of(name), {}
     for mxfp8 in (False, True):
@@ -150,8 +192,15 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
             result = timed(ours, form, context)
             record(f"time {label}", result)
             medians[f"{form.value} {weight_label}"] = float(result["median"])  # type: ignore[arg-type]
-        ours.step.form = Form.ONE_LAUNCH
-        record(f"stage us {name} {context} {weight_label}", profile(ours))
+        ours.step.form, ours.step.bounded = Form.ONE_LAUNCH, False
+        record(
+            f"time {name} {context} one-launch {weight_label}, full Markov scan", timed(ours, Form.ONE_LAUNCH, context)
+        )
+        ours.step.bounded = True
+        record(f"bounded chain {name} {weight_label}", checks.bounded_chain(ours, context, 20))
+        record(f"stamps {name} {context} {weight_label}", stamped(ours))
+        if profiled:
+            record(f"stage us {name} {context} {weight_label}", profile(ours))
         del ours
         torch.cuda.empty_cache()
     return medians
