@@ -137,10 +137,10 @@ class Bf16(Numerics):
     name = "bf16"
 
     def layer_linear(self, weights: Sequence[Matrix], keep: bool) -> Linear:
-        tiles = matrices.Tiles(weights, matrices.decode_bf16, rounded.Rows.of, keep)
+        tiles = matrices.Tiles(weights, matrices.decode_bf16, rounded.Rows, keep)
 
         def apply(x: torch.Tensor) -> torch.Tensor:
-            wide = rounded.Rows.of(x.to(torch.float64))
+            wide = rounded.Rows(x.to(torch.float64))
             parts = [rounded.matmul(wide, tile, self.store) for tile in tiles]
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -149,11 +149,11 @@ class Bf16(Numerics):
     def linear(self, weight: Matrix, keep: bool, bias: torch.Tensor | None = None) -> Linear:
         if bias is None:
             return Bf16.layer_linear(self, [weight], keep)
-        rows, wide_bias = rounded.Rows.of(matrices.decode_bf16(weight)), bias.to(torch.float64)
-        return lambda x: rounded.matmul(rounded.Rows.of(x.to(torch.float64)), rows, self.store, wide_bias)
+        rows, wide_bias = rounded.Rows(matrices.decode_bf16(weight)), bias.to(torch.float64)
+        return lambda x: rounded.matmul(rounded.Rows(x.to(torch.float64)), rows, self.store, wide_bias)
 
     def matmul(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        wide = rounded.Rows.of(x.to(torch.float64)), rounded.Rows.of(w.to(torch.float64))
+        wide = rounded.Rows(x.to(torch.float64)), rounded.Rows(w.to(torch.float64))
         return rounded.matmul(*wide, self.work)
 
 

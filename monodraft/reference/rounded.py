@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -61,20 +62,24 @@ def lowest_bit(x: torch.Tensor) -> torch.Tensor:
 class Rows:
     """float64 rows `values` [..., R, K] that enter dot products, with what bounds the error of these.
 
-    `norms` [..., R]: Euclidean norms; by Cauchy-Schwarz a product of two bounds the sum of a dot product's |terms|.
-    `spans` [..., R]: norm over lowest set bit. All partial sums of a dot product are multiples of the product of the
-    two lowest bits, so where the product of the spans stays below 2^52 float64 makes no error at all.
+    Values have at most 26 significant bits, so that their products are exact.
     """
 
     values: torch.Tensor
-    norms: torch.Tensor
-    spans: torch.Tensor
 
-    @classmethod
-    def of(cls, values: torch.Tensor) -> Rows:
-        """From values [..., R, K], of at most 26 significant bits each so that their products are exact."""
-        size = torch.linalg.vector_norm(values, dim=-1)
-        return cls(values, size, size / lowest_bit(values).amin(-1))
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """Euclidean norms [..., R]; by Cauchy-Schwarz a product of two bounds the sum of a dot product's |terms|."""
+        return torch.linalg.vector_norm(self.values, dim=-1)
+
+    @cached_property
+    def spans(self) -> torch.Tensor:
+        """Norm over lowest set bit [..., R].
+
+        All partial sums of a dot product are multiples of the product of the two lowest bits, so where the product of
+        the spans stays below 2^52 float64 makes no error at all.
+        """
+        return self.norms / lowest_bit(self.values).amin(-1)
 
 
 def all_exact(x: Rows, w: Rows) -> bool:
@@ -115,7 +120,7 @@ def settle(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype, terms: 
     Zero results are +0. Where the terms are not finite the result (NaN or infinity) does not depend on the order
     either, and `value` is cast.
     """
-    low, high = round_to(value - error, dtype), round_to(value + error, dtype)
+    low, high = round_to(torch.stack([value - error, value + error]), dtype)
     unsure = low != high
     if bool(unsure.any()):
         finite = torch.isfinite(value) & torch.isfinite(error)
@@ -139,12 +144,14 @@ def matmul(x: Rows, w: Rows, dtype: torch.dtype, bias: torch.Tensor | None = Non
     The bias is one more term of the exact sum.
     """
     y = x.values @ w.values.mT
-    if bias is None and all_exact(x, w):
+    # Sums of bf16 products often end just past float32, in ties that only exactness decides; bf16 cuts far above them.
+    tied = dtype is torch.float32 and bias is None
+    if tied and all_exact(x, w):
         return round_to(y, dtype) + 0.0
     magnitude = x.norms[..., :, None] * w.norms[..., None, :]
-    if bias is None:
+    if tied:
         magnitude = magnitude.masked_fill(exact_pairs(x, w), 0.0)
-    else:
+    if bias is not None:
         y, magnitude = y + bias, magnitude + bias.abs()
 
     def terms(flat: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ class Chunked:
     def of(cls, values: torch.Tensor) -> Chunked:
         """From float64 [R, K]."""
         padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % CHUNK))
-        return cls(Rows.of(values), padded.unflatten(-1, (-1, CHUNK)).transpose(0, 1).contiguous())
+        return cls(Rows(values), padded.unflatten(-1, (-1, CHUNK)).transpose(0, 1).contiguous())
 
 
 def instruction(

@@ -44,7 +44,7 @@ def exact_dots(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, bias: torch
 
 
 def dots(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return rounded.matmul(rounded.Rows.of(x.double()), rounded.Rows.of(w.double()), dtype, bias)
+    return rounded.matmul(rounded.Rows(x.double()), rounded.Rows(w.double()), dtype, bias)
 
 
 def spread(shape: tuple[int, ...], seed: int, powers: int) -> torch.Tensor:
