@@ -84,6 +84,12 @@ class Workspace:
         finally:
             self.busy = False
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page of every layer's keys and values, on all ranks."""
+        for region in (*self.keys, *self.values):
+            pages = region.array.reshape(self.shape.layers, self.shape.pages, -1)
+            pages[:, target] = pages[:, source]
+
     @property
     def health_word(self) -> int:
         """The health word as the kernels left it."""

@@ -1,0 +1,199 @@
+"""The one-launch draft step behind the `Drafter` protocol, executed on a CPU by the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import monodraft.executor as ex
+from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.device.health import next_tag
+from monodraft.drafter import Anchor, ContextRows, Draft
+from monodraft.errors import Fault, InputError, StepFailed
+from monodraft.hosts.checks import check_anchors, check_commit, check_open
+from monodraft.hosts.failures import failure
+from monodraft.hosts.packing import bf16
+from monodraft.hosts.pages import PageTables
+from monodraft.hosts.workspace import Workspace
+from monodraft.plan.shape import MAX_ROWS, StepShape
+from monodraft.plan.step import Plan
+
+DEFAULT_TICKS = 6_000_000_000
+"""Bound of a launch in 10 ns ticks of the executor's clock: a minute of the machine that it models."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One context row that waits to be committed."""
+
+    request: int
+    position: int
+    features: np.ndarray
+
+
+class ExecutorDrafter:
+    """A `monodraft.drafter.Drafter`: every propose is one launch of the gfx950 kernel on each of `ranks` ranks, run by
+    the executor. What `commit` is given waits and travels with the next propose; more than 16 rows go first, in
+    launches that only commit.
+
+    Numerics are `mxfp8` of the reference. `ctas`: CTAs a rank (a real MI355X has 256). `positions`: most positions of a
+    request; `pages` of `page_size` are shared by `max_requests` requests (default: room for all). `engine`, `schedule`
+    (a function of the launch's number) and `model` are the executor's. `ticks` bounds a launch (10 ns each).
+
+    Raises InputError for what the kernel cannot do, before anything is allocated.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        weights: DraftWeights,
+        *,
+        numerics: str = "mxfp8",
+        ranks: int = 1,
+        ctas: int = 4,
+        positions: int | None = None,
+        max_requests: int = 4,
+        pages: int | None = None,
+        page_size: int = 64,
+        engine: ex.engine.EngineName = "fast",
+        schedule: Callable[[int], ex.Schedule] | None = None,
+        model: ex.MemoryModel | None = None,
+        ticks: int = DEFAULT_TICKS,
+    ) -> None:
+        if numerics != "mxfp8":
+            raise InputError("the one-launch step has one numerics", [Fault("numerics", str(numerics), "mxfp8")])
+        positions = min(config.max_positions, 2048 if positions is None else positions)
+        if pages is None:
+            pages = max_requests * -(-positions // page_size)
+        together = max(1, min(max_requests, MAX_ROWS // max(1, config.block_size)))
+        self.shape = StepShape(
+            config,
+            ranks=ranks,
+            ctas=ctas,
+            requests=together,
+            capacity=together,
+            pages=pages,
+            page_size=page_size,
+            positions=positions,
+        )
+        self._tables = PageTables(pages, page_size, max_requests)
+        self._queue: list[Row] = []
+        self.workspace = Workspace(self.shape, weights)
+        self._programs: dict[tuple[int, int], tuple[Plan, ex.Program]] = {}
+        self._run: dict[str, Any] = {"engine": engine, "gpu": ex.Gpu.mi355x(cus=ctas), "model": model}
+        self._schedule, self._ticks = schedule, ticks
+        self._failed: StepFailed | None = None
+        self.launches = 0
+        self.report: ex.Report | None = None
+
+    @property
+    def config(self) -> DraftConfig:
+        return self.shape.config
+
+    def open(self, request: int) -> None:
+        """Start a request with an empty context. InputError where it is open or too many are."""
+        self._tables.open(request)
+
+    def close(self, request: int) -> None:
+        """Forget a request, its pages and its waiting rows. InputError where it is not open."""
+        check_open(self._tables, request)
+        self._queue = [row for row in self._queue if row.request != request]
+        self._tables.close(request)
+
+    def fork(self, source: int, request: int, length: int) -> None:
+        """Open `request` with the first `length` positions of `source`; whole pages are shared, the last one copied."""
+        check_open(self._tables, source, "source")
+        self._commit_down_to(0)
+        cut = self._tables.fork(source, request, length)
+        if cut is not None:
+            self.workspace.copy_page(*cut)
+
+    def commit(self, rows: Sequence[ContextRows]) -> None:
+        """Queue context rows for the next launch. InputError, and no change, where one is wrong."""
+        added = check_commit(self._tables, self.shape, rows)
+        for row in rows:
+            features = bf16(row.features)
+            self._queue += [Row(row.request, row.start + index, values) for index, values in enumerate(features)]
+        for request, count in added.items():
+            self._tables.extend(request, count)
+
+    def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
+        """Draft one block per anchor, in order. InputError where an anchor cannot be; StepFailed for a step that did
+        not complete: nothing is lost then, and after `reset` the same call works."""
+        check_anchors(self._tables, self.shape, anchors)
+        drafts: list[Draft] = []
+        if anchors:
+            self._commit_down_to(MAX_ROWS)
+        for first in range(0, len(anchors), self.shape.requests):
+            drafts += self._draft(anchors[first : first + self.shape.requests], logits)
+        return drafts
+
+    def reset(self) -> None:
+        """Make the group of ranks usable again after a StepFailed."""
+        self.workspace.reset()
+        self._failed = None
+
+    def program(self, requests: int, context_rows: int) -> tuple[Plan, ex.Program]:
+        """Plan and lowered kernel of a launch; traced at the first use."""
+        from monodraft.stages.step import launcher, placeholders
+
+        key = requests, context_rows
+        if key not in self._programs:
+            plan = Plan(replace(self.shape, requests=requests, context_rows=context_rows))
+            self._programs[key] = plan, ex.lower(launcher(plan), *placeholders())
+        return self._programs[key]
+
+    def _commit_down_to(self, most: int) -> None:
+        """Launches that only commit, until at most `most` rows wait."""
+        while len(self._queue) > most:
+            self._launch((), self._queue[:MAX_ROWS])
+
+    def _draft(self, anchors: Sequence[Anchor], logits: bool) -> list[Draft]:
+        self._launch(anchors, self._queue)
+        view = self.workspace.local[0]
+        block = self.shape.block
+        drafts = []
+        for index, anchor in enumerate(anchors):
+            rows = slice(index * block, (index + 1) * block)
+            tokens = torch.from_numpy(view("tokens")[rows].astype(np.int64))
+            confidence = torch.from_numpy(view("confidence")[rows].copy()) if self.config.has_confidence else None
+            drafts.append(Draft(anchor.request, tokens, self._logits(rows) if logits else None, confidence))
+        return drafts
+
+    def _logits(self, rows: slice) -> torch.Tensor:
+        parts = [view("logits")[rows, : self.shape.vocab] for view in self.workspace.local]
+        return torch.from_numpy(np.concatenate(parts, 1))
+
+    def _launch(self, anchors: Sequence[Anchor], rows: Sequence[Row]) -> None:
+        if self._failed is not None:
+            raise self._failed
+        plan, program = self.program(len(anchors), MAX_ROWS if rows else 0)
+        self._write_inputs(anchors, rows)
+        tag = next_tag(int(self.workspace.local[0]("epoch").view(np.uint32)[0]))
+        options = dict(self._run)
+        if self._schedule is not None:
+            options["schedule"] = self._schedule(self.launches)
+        self.report = self.workspace.launch(plan, program, self._ticks, **options)
+        self.launches += 1
+        self._failed = failure(plan, self.workspace, tag)
+        if self._failed is not None:
+            raise self._failed
+        self._queue = self._queue[len(rows) :]
+
+    def _write_inputs(self, anchors: Sequence[Anchor], rows: Sequence[Row]) -> None:
+        """What the kernel reads, the same on every rank."""
+        for view in self.workspace.local:
+            for index, anchor in enumerate(anchors):
+                pages = self._tables[anchor.request].pages
+                view("anchors")[index], view("starts")[index] = anchor.token, anchor.position
+                view("page_table")[index, : len(pages)] = pages
+            view("context_count")[0] = len(rows)
+            for index, row in enumerate(rows):
+                view("context_positions")[index] = row.position
+                view("context_slots")[index] = self._tables.slot(row.request, row.position)
+                view("features")[index] = row.features
