@@ -150,10 +150,16 @@ def read_prompt(path: Path) -> str:
 
 
 def check_prompts(prompts: list[str]) -> None:
-    """Raise `InputError` for a prompt without text: most likely an empty variable or file."""
-    faults = [Fault(f"prompt {i + 1}", "no text", "text to continue") for i, text in enumerate(prompts) if not text]
+    """Raise `InputError` for a prompt without text (an empty variable or file, most likely) or with bytes that are not
+    text, which Python passes on as surrogates."""
+    faults = []
+    for place, text in enumerate(prompts, 1):
+        if not text:
+            faults.append(Fault(f"prompt {place}", "no text", "text to continue"))
+        elif any("\ud800" <= character <= "\udfff" for character in text):
+            faults.append(Fault(f"prompt {place}", "bytes that are not UTF-8", "text"))
     if faults:
-        raise InputError("empty prompt", faults)
+        raise InputError("unusable prompt", faults)
 
 
 def run(options: Options, stderr: Console) -> bool:

@@ -77,7 +77,8 @@ def _rounds_line(report: Report) -> Text:
     statistics = report.statistics
     of = f" for {report.requests} requests" if report.requests > 1 else ""
     stopped = "interrupted: " if report.interrupted else ""
-    text = Text(f"{stopped}{report.tokens} tokens in {statistics.rounds} rounds{of}: ")
+    rounds = "1 round" if statistics.rounds == 1 else f"{statistics.rounds} rounds"
+    text = Text(f"{stopped}{report.tokens} tokens in {rounds}{of}: ")
     text.append(f"{statistics.tokens_per_round:.2f} tokens a round", "bold")
     return text.append(f" (at most {statistics.block_size + 1}; the target's own counted)")
 

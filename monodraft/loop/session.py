@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -71,7 +72,11 @@ class Session:
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raise `InputError` naming every fault of the requests; nothing is opened."""
-        faults = [fault for request in requests for fault in self._request_faults(request, self.longest_text)]
+        faults = [
+            replace(fault, where=f"request {i}: {fault.where}" if len(requests) > 1 else fault.where)
+            for i, request in enumerate(requests, 1)
+            for fault in self._request_faults(request, self.longest_text)
+        ]
         if faults:
             raise InputError("the request cannot run", faults)
 

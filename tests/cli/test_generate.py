@@ -275,12 +275,14 @@ def refused(outcome: tuple[int, str, str], *words: str) -> None:
         (["--confidence-threshold", "2"], ["confidence_threshold: found 2.0"]),
         (["--chat"], ["chat_template: found none"]),
         ([""], ["prompt 1: found no text"]),
+        (["ok", "\udcff"], ["prompt 2: found bytes that are not UTF-8"]),
+        (["ok", "x = 1\n" * 3000, "--no-compare"], ["request 2: prompt: found", "wanted at most 4095"]),
         (["x = 1\n" * 3000], ["prompt: found", "wanted at most 4095"]),
         (["--target", "/nowhere"], ["/nowhere: found nothing there", "local folder"]),
         (["--drafter", "/nowhere"], ["/nowhere: found nothing there"]),
         (["--prompt-file", "/nowhere"], ["unreadable prompt", "/nowhere"]),
     ],
-    ids=lambda value: " ".join(value)[:40],
+    ids=lambda value: ascii(" ".join(value))[:40],
 )
 def test_bad_options_are_refused_by_name(command: Run, arguments: list[str], words: list[str]) -> None:
     refused(command(*arguments), *words)
