@@ -68,7 +68,8 @@ def run(
     """Run launches together, as concurrent kernels on the GPUs of their ranks, until all have ended.
 
     `memory` must be the one that the launches' regions are in (a fresh one serves NumPy arguments only). `gpu` is an
-    MI355X, `schedule` round-robin, `model` the harsh memory model unless said otherwise. A grid that cannot be resident
+    MI355X, `schedule` round-robin, `model` the harsh memory model (for the fast engine without its race
+    detector, which only the reference engine has) unless said otherwise. A grid that cannot be resident
     at once is refused, or with `not_resident="wait"` its later CTAs start as earlier ones end (and a kernel that needs
     them all at once hangs visibly). `trace` keeps waits and spans for `write_perfetto` and `summary`.
 
@@ -89,7 +90,7 @@ def run(
         memory,
         gpu,
         schedule or Schedule.round_robin(),
-        model or MemoryModel.harsh(),
+        model or default_model(engine),
         limits or Limits(),
         trace,
         not_resident == "wait",
@@ -100,6 +101,11 @@ def run(
         for argument in arguments:
             argument.finish()
     return report
+
+
+def default_model(engine: str) -> MemoryModel:
+    """The harsh model; without the race detector for the fast engine, which has none."""
+    return MemoryModel.harsh().without("races") if engine == "fast" else MemoryModel.harsh()
 
 
 def pick(name: str) -> Engine:

@@ -1,0 +1,285 @@
+"""Casts between number formats, and repacking of components."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monodraft.executor.fast.arithmetic import is_bf16
+from monodraft.executor.fast.emit import BYTES, F16, F32, F64, I1, I16, I32, I64
+from monodraft.executor.fast.table import Operands, Unknown, known
+from monodraft.executor.program import NARROW_SPACES, Op, Pointer, Scalar, element
+
+if TYPE_CHECKING:
+    from monodraft.executor.fast.translate import Translation
+
+
+@known("llvm.sext", "llvm.zext", "llvm.trunc")
+def resize(t: Translation, op: Op, x: Operands) -> list[str]:
+    source, target = t.element_of(op.operands[0]), t.element_of(op.results[0])
+    return [t.e.convert(op.name[5:], a, source, target) for a in x[0]]
+
+
+@known("llvm.fpext", "llvm.fptrunc")
+def resize_float(t: Translation, op: Op, x: Operands) -> list[str]:
+    """One rounding to nearest even. f64 to bf16 goes by way of f32 rounded to odd, so that it rounds once."""
+    source, target = element(t.type(op.operands[0])), element(t.type(op.results[0]))
+    assert isinstance(source, Scalar)
+    assert isinstance(target, Scalar)
+    return [convert_float(t, a, source.name, target.name) for a in x[0]]
+
+
+def convert_float(t: Translation, a: str, source: str, target: str) -> str:
+    if source == "bf16":
+        wide = t.from_bf16(a)
+        return wide if target == F32 else convert_float(t, wide, F32, target)
+    if target == "bf16":
+        if source == F64:
+            a = to_f32_odd(t, a)
+        elif source == F16:
+            a = t.e.convert("fpext", a, F16, F32)
+        return t.to_bf16(a)
+    widths = {F16: 16, F32: 32, F64: 64}
+    return t.e.convert("fpext" if widths[target] > widths[source] else "fptrunc", a, source, target)
+
+
+def towards_zero(t: Translation, x: str, source: str, target: str) -> tuple[str, str]:
+    """A float cut to a narrower one: its bits, and a mask of the lanes that lost something."""
+    e, whole = t.e, {F16: I16, F32: I32}[target]
+    near = e.convert("fptrunc", x, source, target)
+    back, bits = e.convert("fpext", near, target, source), e.bits_as(near, target, whole)
+    beyond = e.float_test("ogt", e.intrinsic("fabs", source, back), e.intrinsic("fabs", source, x), source)
+    cut = e.select(beyond, e.lanes("sub", whole, bits, e.splat_bits(1, whole)), bits, whole)
+    return cut, e.float_test("one", back, x, source)
+
+
+def to_f32_odd(t: Translation, x: str) -> str:
+    """f64 to f32 rounded to odd: a later rounding to 22 bits or fewer is then the only one."""
+    e = t.e
+    cut, inexact = towards_zero(t, x, F64, F32)
+    odd = e.lanes("or", I32, cut, e.splat_bits(1, I32))
+    return e.bits_as(e.select(inexact, odd, cut, I32), I32, F32)
+
+
+@known("llvm.sitofp", "llvm.uitofp")
+def to_float(t: Translation, op: Op, x: Operands) -> list[str]:
+    source, target, out = t.element_of(op.operands[0]), t.element_of(op.results[0]), []
+    for a in x[0]:
+        if source == I64 and is_bf16(t.type(op.results[0])):
+            raise Unknown(f"{op.name} from i64 to bf16")
+        if is_bf16(t.type(op.results[0])):
+            # 32-bit integers are exact in f64; the rounding to odd in between keeps it one rounding.
+            exact = t.e.convert(op.name[5:], a, source, F64)
+            out.append(convert_float(t, exact, F64, "bf16"))
+        else:
+            out.append(t.e.convert(op.name[5:], a, source, target))
+    return out
+
+
+@known("llvm.fptosi", "llvm.fptoui", "llvm.intr.fptosi.sat", "llvm.intr.fptoui.sat")
+def to_integer(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Towards zero; out of range saturates and NaN gives 0, as v_cvt_i32_f32 does."""
+    source, target = t.element_of(op.operands[0]), t.element_of(op.results[0])
+    name = "fptosi.sat" if "fptosi" in op.name else "fptoui.sat"
+    out = []
+    for a in x[0]:
+        if is_bf16(t.type(op.operands[0])):
+            a, source = t.from_bf16(a), F32
+        # As a call: the operation of that name has no translation for vectors.
+        kinds = f"(vector<64x{source}>) -> vector<64x{target}>"
+        out.append(t.e.value(f'llvm.call_intrinsic "llvm.{name}"({a}) : {kinds}'))
+    return out
+
+
+@known("llvm.inttoptr", "llvm.ptrtoint", "llvm.addrspacecast")
+def pointer_cast(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Pointers are held as i64, narrow ones zero-extended."""
+    source, target = t.type(op.operands[0]), t.type(op.results[0])
+    if op.name == "llvm.addrspacecast":
+        narrow = [isinstance(k, Pointer) and k.space in NARROW_SPACES for k in (source, target)]
+        if any(narrow):
+            raise Unknown(f"llvm.addrspacecast from {source} to {target}")
+        return x[0]
+    from_kind, to_kind = t.element_of(op.operands[0]), t.element_of(op.results[0])
+    value = x[0][0]
+    if from_kind != to_kind:
+        value = t.e.convert("zext" if BYTES[to_kind] > BYTES[from_kind] else "trunc", value, from_kind, to_kind)
+    if isinstance(target, Pointer) and target.space in NARROW_SPACES:
+        value = t.e.lanes("and", I64, value, t.e.splat_bits(0xFFFFFFFF, I64))
+    return [value]
+
+
+@known("llvm.bitcast")
+def bitcast(t: Translation, op: Op, x: Operands) -> list[str]:
+    return repack(t, x[0], t.kinds(op.operands[0]), t.kinds(op.results[0]))
+
+
+def repack(t: Translation, parts: list[str], source: list[str], target: list[str]) -> list[str]:
+    """The same bits in components of another size, little-endian."""
+    e = t.e
+    if len(source) == len(target):
+        return [e.bits_as(a, s, k) for a, s, k in zip(parts, source, target, strict=True)]
+    if I1 in (source[0], target[0]):
+        raise Unknown("bitcast of a vector of i1")
+    narrow, wide = f"i{8 * BYTES[source[0]]}", f"i{8 * BYTES[target[0]]}"
+    parts = [e.bits_as(a, source[0], narrow) for a in parts]
+    if BYTES[narrow] < BYTES[wide]:
+        ratio = BYTES[wide] // BYTES[narrow]
+        joined = [join(t, parts[i : i + ratio], narrow, wide) for i in range(0, len(parts), ratio)]
+    else:
+        ratio = BYTES[narrow] // BYTES[wide]
+        joined = [piece for a in parts for piece in split(t, a, ratio, narrow, wide)]
+    return [e.bits_as(a, wide, k) for a, k in zip(joined, target, strict=True)]
+
+
+def join(t: Translation, parts: list[str], narrow: str, wide: str) -> str:
+    shifted = []
+    for index, part in enumerate(parts):
+        value = t.e.convert("zext", part, narrow, wide)
+        amount = t.e.splat_bits(8 * BYTES[narrow] * index, wide)
+        shifted.append(t.e.lanes("shl", wide, value, amount) if index else value)
+    return t.e.chain("or", wide, shifted)
+
+
+def split(t: Translation, part: str, ratio: int, wide: str, narrow: str) -> list[str]:
+    pieces = []
+    for index in range(ratio):
+        amount = t.e.splat_bits(8 * BYTES[narrow] * index, wide)
+        value = t.e.lanes("lshr", wide, part, amount) if index else part
+        pieces.append(t.e.convert("trunc", value, wide, narrow))
+    return pieces
+
+
+# -- 8-bit floats
+
+
+@known("rocdl.cvt.pk.fp8.f32")
+def pack_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Two f32 as e4m3 into the half of the old word that `wordSel` names."""
+    return [insert_half(t, x[2][0], pair_fp8(t, x[0][0], x[1][0]), op.attributes["wordSel"])]
+
+
+def insert_half(t: Translation, old: str, half: str, high: bool) -> str:
+    """A 16-bit half (zero-extended) put into a word."""
+    e = t.e
+    kept = e.lanes("and", I32, old, e.splat_bits(0xFFFF if high else 0xFFFF0000, I32))
+    moved = e.lanes("shl", I32, half, e.splat_bits(16, I32)) if high else half
+    return e.lanes("or", I32, kept, moved)
+
+
+def pair_fp8(t: Translation, a: str, b: str) -> str:
+    """Two f32 as e4m3 in the low half of an i32."""
+    e = t.e
+    return e.lanes("or", I32, to_fp8(t, a), e.lanes("shl", I32, to_fp8(t, b), e.splat_bits(8, I32)))
+
+
+def to_fp8(t: Translation, x: str) -> str:
+    """f32 to OCP e4m3, nearest even. Above 464 (the tie between 448 and the absent 480), Inf and NaN: NaN."""
+    e = t.e
+    bits = e.bits_as(x, F32, I32)
+    size = e.lanes("and", I32, bits, e.splat_bits(0x7FFFFFFF, I32))
+    sign = e.lanes("and", I32, e.lanes("lshr", I32, bits, e.splat_bits(24, I32)), e.splat_bits(0x80, I32))
+    # Normal results: round the f32 mantissa to 3 bits, rebias the exponent from 127 to 7.
+    odd = e.lanes("and", I32, e.lanes("lshr", I32, size, e.splat_bits(20, I32)), e.splat_bits(1, I32))
+    rounded = e.lanes("add", I32, e.lanes("add", I32, size, e.splat_bits(0x7FFFF, I32)), odd)
+    normal = e.lanes("sub", I32, e.lanes("lshr", I32, rounded, e.splat_bits(20, I32)), e.splat_bits(120 << 3, I32))
+    # Subnormal results: adding 2^14 leaves multiples of 2^-9 in the mantissa, rounded to nearest even.
+    shifted = e.lanes("fadd", F32, e.bits_as(size, I32, F32), e.splat_bits(0x46800000, F32))
+    small = e.lanes("sub", I32, e.bits_as(shifted, F32, I32), e.splat_bits(0x46800000, I32))
+    below = e.test("ult", size, e.splat_bits(121 << 23, I32), I32)
+    code = e.select(below, small, normal, I32)
+    top = e.splat_bits(127, I32)
+    code = e.select(e.test("ugt", code, top, I32), top, code, I32)
+    # The largest f32 rounds up past the sign bit; NaNs above it wrap. Both are beyond 464.
+    code = e.select(e.test("ugt", size, e.splat_bits(0x43E80000, I32), I32), top, code, I32)
+    return e.lanes("or", I32, code, sign)
+
+
+@known("rocdl.cvt.scalef32.pk.fp8.f32")
+def pack_scaled_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Two f32 over the power of two in the scale's exponent, as e4m3 into one half of a <2 x i16>."""
+    e = t.e
+    old, a, b, scale = x[0], x[1][0], x[2][0], x[3][0]
+    half = pair_fp8(t, *(e.lanes("fdiv", F32, v, power_of_two(t, scale)) for v in (a, b)))
+    half = e.convert("trunc", half, I32, I16)
+    return [old[0], half] if op.attributes["dstLoHiSel"] else [half, old[1]]
+
+
+def power_of_two(t: Translation, scale: str) -> str:
+    """2^(exponent field - 127) of an f32: 2^-127 for zero and subnormals, Inf for the field 255."""
+    e = t.e
+    field = e.lanes("and", I32, e.bits_as(scale, F32, I32), e.splat_bits(0x7F800000, I32))
+    least = e.test("eq", field, e.splat_bits(0, I32), I32)
+    return e.bits_as(e.select(least, e.splat_bits(0x00400000, I32), field, I32), I32, F32)
+
+
+@known("rocdl.cvt.pk.f32.fp8", "rocdl.cvt.f32.fp8")
+def unpack_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
+    """e4m3 bytes of a word as f32: two of a half, or the one of `byteSel`."""
+    if op.name == "rocdl.cvt.f32.fp8":
+        return [from_fp8(t, x[0][0], int(op.attributes["byteSel"]))]
+    first = 2 if op.attributes["wordSel"] else 0
+    return [from_fp8(t, x[0][0], first + i) for i in (0, 1)]
+
+
+def from_fp8(t: Translation, word: str, index: int) -> str:
+    """Byte `index` of a word of e4m3 as f32, exact."""
+    e = t.e
+    byte = e.lanes("lshr", I32, word, e.splat_bits(8 * index, I32)) if index else word
+    size = e.lanes("and", I32, byte, e.splat_bits(0x7F, I32))
+    sign = e.lanes("shl", I32, e.lanes("and", I32, byte, e.splat_bits(0x80, I32)), e.splat_bits(24, I32))
+    # As an f32 with the same exponent field it is 2^-120 too small, subnormals included.
+    raised = e.lanes("shl", I32, size, e.splat_bits(20, I32))
+    number = e.lanes("fmul", F32, e.bits_as(raised, I32, F32), e.splat_bits(0x7B800000, F32))
+    number = e.select(e.test("eq", size, e.splat_bits(0x7F, I32), I32), e.splat_bits(0x7FC00000, F32), number, F32)
+    return e.bits_as(e.lanes("or", I32, e.bits_as(number, F32, I32), sign), I32, F32)
+
+
+@known("llvm.amdgcn.cvt.pkrtz")
+def pack_f16(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Two f32 as f16, rounded towards zero."""
+    return [t.e.bits_as(towards_zero(t, v[0], F32, F16)[0], I16, F16) for v in x]
+
+
+# -- aggregates: only renaming
+
+
+@known("llvm.extractvalue")
+def extract_value(t: Translation, op: Op, x: Operands) -> list[str]:
+    start, count = t.part(t.type(op.operands[0]), op.attributes["position"])
+    return x[0][start : start + count]
+
+
+@known("llvm.insertvalue")
+def insert_value(t: Translation, op: Op, x: Operands) -> list[str]:
+    start, count = t.part(t.type(op.operands[0]), op.attributes["position"])
+    return [*x[0][:start], *x[1], *x[0][start + count :]]
+
+
+@known("llvm.shufflevector")
+def shuffle_components(t: Translation, op: Op, x: Operands) -> list[str]:
+    both = [*x[0], *x[1]]
+    return [both[max(index, 0)] for index in op.attributes["mask"]]
+
+
+@known("llvm.extractelement")
+def extract_element(t: Translation, op: Op, x: Operands) -> list[str]:
+    index = t.constant(op.operands[1])
+    if index is not None:
+        return [x[0][index[0]] if index[0] < len(x[0]) else x[0][0]]
+    kind, index_kind, result = t.element_of(op.results[0]), t.element_of(op.operands[1]), x[0][0]
+    for number, part in enumerate(x[0][1:], 1):
+        here = t.e.test("eq", x[1][0], t.e.splat_bits(number, index_kind), index_kind)
+        result = t.e.select(here, part, result, kind)
+    return [result]
+
+
+@known("llvm.insertelement")
+def insert_element(t: Translation, op: Op, x: Operands) -> list[str]:
+    index = t.constant(op.operands[2])
+    if index is not None:
+        return [x[1][0] if number == index[0] else part for number, part in enumerate(x[0])]
+    kinds, index_kind, out = t.kinds(op.results[0]), t.element_of(op.operands[2]), []
+    for number, (part, kind) in enumerate(zip(x[0], kinds, strict=True)):
+        here = t.e.test("eq", x[2][0], t.e.splat_bits(number, index_kind), index_kind)
+        out.append(t.e.select(here, x[1][0], part, kind))
+    return out

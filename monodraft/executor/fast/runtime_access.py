@@ -1,0 +1,489 @@
+"""Native runtime: what a memory operation of a kernel calls. Loads, stores, waits and fences of one wave."""
+
+from __future__ import annotations
+
+from monodraft.executor.fast.records import (
+    ACQUIRE,
+    AGENT_SCOPE,
+    LDS_BOUNDS,
+    LDS_UNINITIALISED,
+    MISALIGNED,
+    OUT_OF_BOUNDS,
+    RELEASE,
+    UNINITIALISED,
+    Cta,
+    Machine,
+    Wave,
+)
+from monodraft.executor.fast.runtime_caches import (
+    acquire_caches,
+    find_region,
+    load_word,
+    read_through,
+    release_caches,
+    store_word,
+    write_through,
+)
+from monodraft.executor.fast.runtime_pending import (
+    LDS_FLAG,
+    LOW_BITS_SHIFT,
+    ORDERING_SHIFT,
+    SCOPE_SHIFT,
+    complete_loads,
+    complete_loads_until,
+    complete_stores,
+    enqueue_load,
+    enqueue_store,
+    seen_value,
+    settle_own_loads,
+    settle_own_stores,
+    visible,
+)
+from monodraft.executor.fast.words import (
+    below,
+    count_bits,
+    fill_bytes,
+    load8,
+    load32,
+    load64,
+    lowest_bit,
+    store8,
+    store32,
+    store64,
+)
+
+SEEN = 64
+"""Loads that a wave remembers in order to tell polling from progress."""
+
+
+def raise_fault(machine: Machine, wave: Wave, kind: int, place: int, address: int, lanes: int, nbytes: int) -> None:
+    """Record the first fault and make the wave stop at its next step."""
+    if machine.fault_kind == 0:
+        machine.fault_kind = kind
+        machine.fault_wave = wave.number
+        machine.fault_place = place
+        machine.fault_address = address
+        machine.fault_lanes = lanes
+        machine.fault_bytes = nbytes
+    machine.budget = 0
+
+
+def lanes_outside(machine: Machine, mask: int, addresses: int, nbytes: int) -> int:
+    """The lanes whose access is not within one region."""
+    outside = 0
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        region = find_region(machine, address)
+        if below(address, region.start) or below(region.end, address + nbytes):
+            outside = outside | (1 << lane)
+    return outside
+
+
+def within_regions(
+    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, shape: int, place: int
+) -> int:
+    """Whether all lanes stay inside regions, aligned; `low` and `high` bound the addresses of all of them."""
+    nbytes = (shape & 255) * ((shape >> 8) & 255)
+    region = find_region(machine, low)
+    if below(low, region.start) or below(region.end, high + nbytes):
+        outside = lanes_outside(machine, mask, addresses, nbytes)
+        if outside:
+            address = load64(addresses + 8 * lowest_bit(outside))
+            raise_fault(machine, wave, OUT_OF_BOUNDS, place, address, outside, nbytes)
+            return 0
+    return misaligned(machine, wave, mask, addresses, shape, place) == 0
+
+
+def misaligned(machine: Machine, wave: Wave, mask: int, addresses: int, shape: int, place: int) -> int:
+    """Report lanes whose address is not a multiple of the element's size (4 at most)."""
+    element = shape & 255
+    bits = (4 if element > 4 else element) - 1
+    if (((shape >> LOW_BITS_SHIFT) & 7) & bits) == 0:
+        return 0
+    wrong = 0
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        if load64(addresses + 8 * lane) & bits:
+            wrong = wrong | (1 << lane)
+    first = load64(addresses + 8 * lowest_bit(wrong))
+    raise_fault(machine, wave, MISALIGNED, place, first, wrong, element * ((shape >> 8) & 255))
+    return 1
+
+
+def within_lds(
+    machine: Machine, wave: Wave, mask: int, addresses: int, high: int, nbytes: int, shape: int, place: int
+) -> int:
+    """Whether all lanes stay inside the CTA's LDS, aligned."""
+    if misaligned(machine, wave, mask, addresses, shape, place):
+        return 0
+    if not below(wave.lds_bytes, high + nbytes):
+        return 1
+    outside = 0
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        if below(wave.lds_bytes, load64(addresses + 8 * lane) + nbytes):
+            outside = outside | (1 << lane)
+    raise_fault(machine, wave, LDS_BOUNDS, place, load64(addresses + 8 * lowest_bit(outside)), outside, nbytes)
+    return 0
+
+
+def zero_lanes(mask: int, target: int, element: int, elements: int) -> None:
+    """Lanes of a buffer load beyond its resource read 0."""
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        for i in range(elements):
+            store_word(target + (64 * i + lane) * element, 0, element)
+
+
+def copy_in(base: int, mask: int, addresses: int, target: int, element: int, elements: int) -> None:
+    """Plain loads: every lane's elements from `base` + address to the slot, component by component."""
+    if mask == -1 and element == 4:
+        for lane in range(64):
+            source = base + load64(addresses + 8 * lane)
+            for i in range(elements):
+                store32(target + 256 * i + 4 * lane, load32(source + 4 * i))
+        return
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        source = base + load64(addresses + 8 * lane)
+        for i in range(elements):
+            store_word(target + (64 * i + lane) * element, load_word(source + element * i, element), element)
+
+
+def copy_out(base: int, mask: int, addresses: int, data: int, element: int, elements: int) -> None:
+    """Plain stores, lane by lane; the highest lane wins where lanes collide."""
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        target = base + load64(addresses + 8 * lane)
+        for i in range(elements):
+            store_word(target + element * i, load_word(data + (64 * i + lane) * element, element), element)
+
+
+def read_lanes(
+    machine: Machine, wave: Wave, mask: int, addresses: int, target: int, element: int, elements: int, scope: int
+) -> None:
+    """Loads through the caches."""
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        offset = address - machine.base
+        uncached = find_region(machine, address).uncached
+        for i in range(elements):
+            if uncached:
+                value = load_word(machine.memory + offset + element * i, element)
+            else:
+                value = read_through(machine, wave, offset + element * i, element, scope)
+            store_word(target + (64 * i + lane) * element, value, element)
+
+
+def write_lanes(
+    machine: Machine, wave: Wave, mask: int, addresses: int, data: int, element: int, elements: int, scope: int
+) -> None:
+    """Stores through the caches."""
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        offset = address - machine.base
+        uncached = find_region(machine, address).uncached
+        for i in range(elements):
+            value = load_word(data + (64 * i + lane) * element, element)
+            if uncached:
+                store_word(machine.memory + offset + element * i, value, element)
+            else:
+                write_through(machine, wave, offset + element * i, element, value, scope)
+
+
+def note_load(machine: Machine, wave: Wave, place: int, address: int) -> None:
+    """Progress is a load of another place or address than the latest SEEN ones; the same again is a poll."""
+    key = address * 4096 + place
+    for i in range(SEEN):
+        if load64(wave.seen + 8 * i) == key:
+            machine.polls += 1
+            return
+    store64(wave.seen + 8 * (wave.seen_next % SEEN), key)
+    wave.seen_next += 1
+    machine.progress += 1
+
+
+def check_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes: int, place: int) -> int:
+    """Whether every byte to be read of regions that started as poison was written (by anybody)."""
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        region = find_region(machine, address)
+        if region.written:
+            for i in range(nbytes):
+                if load8(region.written + address - region.start + i) == 0:
+                    raise_fault(machine, wave, UNINITIALISED, place, address + i, 1 << lane, nbytes)
+                    return 0
+    return 1
+
+
+def mark_written(machine: Machine, mask: int, addresses: int, nbytes: int) -> None:
+    """Remember the bytes that a store writes."""
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        region = find_region(machine, address)
+        if region.written:
+            for i in range(nbytes):
+                store8(region.written + address - region.start + i, 1)
+
+
+def load_lanes(
+    machine: Machine,
+    wave: Wave,
+    mask: int,
+    allowed: int,
+    addresses: int,
+    low: int,
+    high: int,
+    target: int,
+    shape: int,
+    place: int,
+) -> None:
+    """A global load of `mask`; lanes not in `allowed` are past their buffer and read 0."""
+    wave.place = place
+    element = shape & 255
+    elements = (shape >> 8) & 255
+    scope = (shape >> SCOPE_SHIFT) & 3
+    ordering = (shape >> ORDERING_SHIFT) & 7
+    if wave.loads:
+        complete_loads(machine, wave, place)
+    if mask != allowed:
+        zero_lanes(mask & ~allowed, target, element, elements)
+        if allowed == 0:
+            return
+    if not within_regions(machine, wave, allowed, addresses, low, high, shape, place):
+        return
+    note_load(machine, wave, place, low)
+    machine.spent += machine.coherent_load_cost if scope >= AGENT_SCOPE else machine.load_cost
+    wave.issued += 1
+    traffic = machine.traffic + 8 * scope
+    store64(traffic, load64(traffic) + count_bits(allowed) * element * elements)
+    if wave.stores:
+        settle_own_stores(machine, wave, allowed, addresses, low, high + element * elements, element * elements, 0)
+    if machine.watch_regions and not check_written(machine, wave, allowed, addresses, element * elements, place):
+        return
+    if machine.late_loads and ordering < ACQUIRE:
+        enqueue_load(machine, wave, allowed, addresses, low, high, target, shape, place)
+        return
+    if machine.caches:
+        read_lanes(machine, wave, allowed, addresses, target, element, elements, scope)
+    else:
+        copy_in(machine.arena, allowed, addresses, target, element, elements)
+    if ordering >= ACQUIRE and ordering != RELEASE:
+        complete_loads(machine, wave, -1)
+        acquire_caches(Cta(wave.cta), scope)
+
+
+def store_lanes(
+    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, data: int, shape: int, place: int
+) -> None:
+    """A global store of the lanes in `mask`."""
+    wave.place = place
+    if mask == 0:
+        return
+    element = shape & 255
+    elements = (shape >> 8) & 255
+    scope = (shape >> SCOPE_SHIFT) & 3
+    if not within_regions(machine, wave, mask, addresses, low, high, shape, place):
+        return
+    if ((shape >> ORDERING_SHIFT) & 7) >= RELEASE:
+        release(machine, wave, scope)
+    machine.progress += 1
+    machine.spent += machine.store_cost
+    wave.issued += 1
+    traffic = machine.traffic + 8 * (4 + scope)
+    store64(traffic, load64(traffic) + count_bits(mask) * element * elements)
+    end = high + element * elements
+    if wave.stores:
+        settle_own_stores(machine, wave, mask, addresses, low, end, element * elements, 0)
+    if wave.loads:
+        settle_own_loads(machine, wave, low, end, 0)
+    if machine.late_stores:
+        enqueue_store(machine, wave, mask, addresses, low, end, data, shape, place)
+        return
+    if machine.watch_regions:
+        mark_written(machine, mask, addresses, element * elements)
+    if machine.caches:
+        write_lanes(machine, wave, mask, addresses, data, element, elements, scope)
+    else:
+        copy_out(machine.arena, mask, addresses, data, element, elements)
+
+
+def load_lds(
+    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, target: int, shape: int, place: int
+) -> None:
+    """An LDS load."""
+    wave.place = place
+    element = shape & 255
+    elements = (shape >> 8) & 255
+    nbytes = element * elements
+    if wave.loads:
+        complete_loads(machine, wave, place)
+    if not within_lds(machine, wave, mask, addresses, high, nbytes, shape, place):
+        return
+    note_load(machine, wave, place, low)
+    traffic = machine.traffic + 8 * 8
+    store64(traffic, load64(traffic) + count_bits(mask) * nbytes)
+    if wave.stores:
+        settle_own_stores(machine, wave, mask, addresses, low, high + nbytes, nbytes, LDS_FLAG)
+    if machine.check_written and not lds_written(machine, wave, mask, addresses, nbytes, place):
+        return
+    if machine.late_loads:
+        enqueue_load(machine, wave, mask, addresses, low, high, target, shape | LDS_FLAG, place)
+    else:
+        copy_in(wave.lds, mask, addresses, target, element, elements)
+
+
+def lds_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes: int, place: int) -> int:
+    """Whether every byte of LDS to be read was written, as far as this wave can see."""
+    shadow = wave.lds + wave.lds_bytes
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        unwritten = 0
+        if nbytes == 4:
+            unwritten = load32(shadow + address) != 0x01010101
+        else:
+            for i in range(nbytes):
+                if load8(shadow + address + i) == 0:
+                    unwritten = 1
+        if unwritten:
+            raise_fault(machine, wave, LDS_UNINITIALISED, place, address, 1 << lane, nbytes)
+            return 0
+    return 1
+
+
+def store_lds(
+    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, data: int, shape: int, place: int
+) -> None:
+    """An LDS store."""
+    wave.place = place
+    element = shape & 255
+    elements = (shape >> 8) & 255
+    nbytes = element * elements
+    if mask == 0 or not within_lds(machine, wave, mask, addresses, high, nbytes, shape, place):
+        return
+    machine.progress += 1
+    traffic = machine.traffic + 8 * 9
+    store64(traffic, load64(traffic) + count_bits(mask) * nbytes)
+    if wave.loads:
+        settle_own_loads(machine, wave, low, high + nbytes, LDS_FLAG)
+    if machine.late_lds:
+        if wave.stores:
+            settle_own_stores(machine, wave, mask, addresses, low, high + nbytes, nbytes, LDS_FLAG)
+        enqueue_store(machine, wave, mask, addresses, low, high + nbytes, data, shape | LDS_FLAG, place)
+    else:
+        copy_out(wave.lds, mask, addresses, data, element, elements)
+        if machine.check_written:
+            rest = mask
+            while rest:
+                lane = lowest_bit(rest)
+                rest = rest & (rest - 1)
+                fill_bytes(wave.lds + wave.lds_bytes + load64(addresses + 8 * lane), 1, nbytes)
+
+
+def release(machine: Machine, wave: Wave, scope: int) -> None:
+    """Earlier LDS operations are done; beyond the CTA, vector memory too, and caches written back to the scope."""
+    complete_stores(machine, wave, 0, LDS_FLAG)
+    if scope >= AGENT_SCOPE:
+        complete_loads(machine, wave, -1)
+        complete_stores(machine, wave, 0, 0)
+        release_caches(machine, Cta(wave.cta), scope)
+
+
+def fence(machine: Machine, wave: Wave, ordering: int, scope: int) -> None:
+    """A fence within the CTA waits for LDS only: its waves share one L1."""
+    if ordering >= RELEASE:
+        release(machine, wave, scope)
+    if ordering != RELEASE and scope >= AGENT_SCOPE:
+        complete_loads(machine, wave, -1)
+        acquire_caches(Cta(wave.cta), scope)
+
+
+def cache_operation(machine: Machine, wave: Wave, ordering: int, scope: int) -> None:
+    """buffer_wbl2 and buffer_inv as assembly: what fences of that scope do."""
+    fence(machine, wave, ordering, scope)
+
+
+def wait_count(machine: Machine, wave: Wave, vector: int, local: int) -> None:
+    """s_waitcnt: all but the newest `vector` vector memory operations are done (63: no wait), and unless it is 15 all
+    but `local` of LDS, which counts as 0."""
+    if local < 15:
+        complete_stores(machine, wave, 0, LDS_FLAG)
+    if vector < 63:
+        complete_loads_until(machine, wave, wave.issued - vector)
+        complete_stores(machine, wave, vector, 0)
+
+
+def wait_load(machine: Machine, wave: Wave, place: int) -> None:
+    """The first use of a load's value: it, and the loads before it, have sampled memory."""
+    if wave.loads:
+        complete_loads(machine, wave, place)
+
+
+def load_edge(
+    machine: Machine, wave: Wave, mask: int, addresses: int, room: int, target: int, shape: int, place: int
+) -> None:
+    """Lanes of a wide buffer load that are partly past the resource: the elements that are inside, the rest is 0."""
+    element = shape & 255
+    scope = (shape >> SCOPE_SHIFT) & 3
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        inside = load64(room + 8 * lane) // element
+        if not within_regions(
+            machine, wave, 1 << lane, addresses, address, address, (shape & ~0xFF00) | (inside << 8), place
+        ):
+            return
+        for i in range(inside):
+            value = seen_value(machine, wave, address + element * i, element, scope)
+            store_word(target + (64 * i + lane) * element, value, element)
+
+
+def store_edge(
+    machine: Machine, wave: Wave, mask: int, addresses: int, room: int, data: int, shape: int, place: int
+) -> None:
+    """Lanes of a wide buffer store that are partly past the resource: the elements that are inside."""
+    element = shape & 255
+    scope = (shape >> SCOPE_SHIFT) & 3
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        inside = load64(room + 8 * lane) // element
+        if not within_regions(
+            machine, wave, 1 << lane, addresses, address, address, (shape & ~0xFF00) | (inside << 8), place
+        ):
+            return
+        for i in range(inside):
+            value = load_word(data + (64 * i + lane) * element, element)
+            visible(machine, wave, address + element * i, element, value, scope)
