@@ -1,6 +1,7 @@
 """`monodraft inspect` and `monodraft pack` as a user meets them."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -148,3 +149,12 @@ def test_what_is_no_size(text: str) -> None:
 )
 def test_human_bytes(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_inspect_and_pack_do_without_torch() -> None:
+    """Importing torch alone costs 200 MB or more; these two commands promise little memory."""
+    program = (
+        "import sys\nfrom monodraft.cli import inspect, pack\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys(), 'imported'"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
