@@ -5,11 +5,13 @@ The weights are scaled so that activations stay of order 1 through any number of
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from monodraft.checkpoint.config import Activation, DraftConfig, Family, MarkovKind, Norm, Rotary, SwigluOai
 from monodraft.checkpoint.dialects import gemma4, minimax, qwen3
@@ -116,10 +118,6 @@ def write_checkpoint(folder: str | Path, config: DraftConfig, weights: DraftWeig
 
 def write_target(folder: str | Path, config: DraftConfig, weights: DraftWeights, tied: bool = False) -> None:
     """A target's folder with nothing but `config.json`, embedding and LM head (only the former if `tied`)."""
-    import json
-
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     facts = {

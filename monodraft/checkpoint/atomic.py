@@ -52,9 +52,9 @@ def _probe(parent: Path) -> OSError | None:
     return None
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a folder's entries durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's entries, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -102,8 +102,8 @@ def new_folder(destination: Path) -> Iterator[Path]:
         os.umask(mask)
         partial.chmod(0o777 & ~mask)
         yield partial
-        sync_folder(partial)
+        sync(partial)
         _put_in_place(partial, destination)
-        sync_folder(destination.parent)
+        sync(destination.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

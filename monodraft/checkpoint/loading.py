@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from monodraft.checkpoint import finite
 from monodraft.checkpoint.audit import Audit, audit_folder
@@ -66,10 +66,15 @@ def _map_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor]
     """Role to memory-mapped tensor."""
     mapped: dict[str, torch.Tensor] = {}
     for path in {tensor.path for tensor in tensors.values()}:
-        with safe_open(path, framework="pt") as file:
-            for role, tensor in tensors.items():
-                if tensor.path == path:
-                    mapped[role] = file.get_tensor(tensor.name)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for role, tensor in tensors.items():
+                    if tensor.path == path:
+                        mapped[role] = file.get_tensor(tensor.name)
+        except (SafetensorError, OSError) as error:
+            # The audit has passed it: the file changed meanwhile, or the library is stricter in something.
+            fault = Fault(str(path), str(error), "the file that was audited")
+            raise CheckpointError(f"{path.name} cannot be mapped", [fault]) from error
     return mapped
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from monodraft.checkpoint.atomic import check_destination, new_folder
+from monodraft.checkpoint.atomic import check_destination, new_folder, sync
 from monodraft.checkpoint.audit import Audit, audit_folder
 from monodraft.checkpoint.finite import check_finite, read_chunks
 from monodraft.checkpoint.layout import LINEARS
@@ -133,12 +133,11 @@ def _write(
     if len(files) > 1:
         texts[INDEX] = index_json(sizes, shards)
     for name, text in texts.items():
-        with (partial / name).open("w") as file_handle:
-            file_handle.write(text)
-            file_handle.flush()
-            os.fsync(file_handle.fileno())
+        (partial / name).write_text(text)
+        sync(partial / name)
     for path in _bystanders(audited.folder):
         shutil.copyfile(path, partial / path.name)
+        sync(partial / path.name)
     return tuple(files)
 
 

@@ -25,7 +25,7 @@ def load_json(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path.name} cannot be read", [Fault(str(path), error.strerror or str(error), "a file")]
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name} is not JSON", [Fault(str(path), str(error), "a JSON object")]) from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path.name} is not a JSON object", [Fault(str(path), show(value), "a JSON object")])

@@ -56,6 +56,14 @@ def _unreadable(path: Path, found: str, wanted: str) -> CheckpointError:
     return CheckpointError(f"{path.name} cannot be read", [Fault(str(path), found, wanted)])
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; ValueError where a key comes twice (readers would disagree on which tensor is meant)."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return dict(pairs)
+
+
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     """Header, offset of the first tensor's bytes and count of tensor bytes; raises CheckpointError."""
     try:
@@ -74,8 +82,8 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error), "a safetensors file") from None
     try:
-        header = json.loads(text)
-    except ValueError as error:
+        header = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"a header that is not JSON ({error})", "a safetensors file") from None
     if not isinstance(header, dict):
         raise _unreadable(path, "a header that is no JSON object", "a safetensors file")
@@ -130,7 +138,7 @@ def read_index(path: Path) -> dict[str, str]:
         index = json.loads(path.read_bytes())
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error), "an index") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"no JSON ({error})", "an index") from None
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -21,7 +21,7 @@ from monodraft.checkpoint.stored import StoredTensor
 from monodraft.checkpoint.target import shared_tensors
 from monodraft.cli.sizes import human_bytes, plural
 from monodraft.plan.bytes import Floor, StageBytes, bandwidth_floor, stage_bytes
-from monodraft.plan.gpus import Gpu, find_gpu
+from monodraft.plan.gpus import GPUS, Gpu, find_gpu
 
 
 def _windows(config: DraftConfig) -> str:
@@ -175,9 +175,7 @@ def inspect(
         Path | None, typer.Option(help="Target's folder: checks that the two fit together.", show_default=False)
     ] = None,
     ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks: 1, 2, 4 or 8.")] = 1,
-    gpu: Annotated[
-        str, typer.Option(help="GPU of the bandwidth floor: mi355x, mi350x, h200, h100 or b200.")
-    ] = "mi355x",
+    gpu: Annotated[str, typer.Option(help=f"GPU of the bandwidth floor: {', '.join(GPUS)}.")] = "mi355x",
     context: Annotated[
         int, typer.Option(help="Committed tokens whose K/V a round reads (a window caps them).", min=0)
     ] = 4096,

@@ -95,6 +95,17 @@ def test_inspect_mistakes_leave_with_2(
     assert captured.out == ""
 
 
+def test_inspect_and_pack_refuse_a_truncated_file_with_2(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pair[0] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    for arguments in (["inspect", pair[0]], ["pack", pair[0], pair[0].parent / "packed"]):
+        assert run(monkeypatch, *arguments) == 2
+        assert f"{file}: found" in capsys.readouterr().err
+    assert not (pair[0].parent / "packed").exists()
+
+
 def test_inspect_prints_brackets_of_messages_as_they_are(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,8 @@ def test_truncated_anywhere(good: Path, keep: int) -> None:
     [
         (raw(b"{not json", b""), "not JSON"),
         (raw([1], b""), "no JSON object"),
+        (raw(b"[" * 200_000, b""), "not JSON"),
+        (raw(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":7}', b""), "'a' comes twice"),
         (raw({"a": 7}, b""), "malformed"),
         (raw({"a": {"dtype": "U8", "shape": [1]}}, b"x"), "malformed"),
         (raw({"a": entry([2], 0, 2, "F7")}, b"xx"), "dtype F7"),
