@@ -131,6 +131,10 @@ class Exact(Numerics):
         return (x * x).sum(-1)
 
 
+def _rows(x: torch.Tensor) -> rounded.Rows:
+    return rounded.Rows(x.to(torch.float64), 8 if x.dtype is torch.bfloat16 else 24)
+
+
 class Bf16(Numerics):
     """bf16 weights and activations; every dot product is exact and rounded once (`rounded`)."""
 
@@ -140,8 +144,8 @@ class Bf16(Numerics):
         tiles = matrices.Tiles(weights, matrices.decode_bf16, rounded.Rows, keep)
 
         def apply(x: torch.Tensor) -> torch.Tensor:
-            wide = rounded.Rows(x.to(torch.float64))
-            parts = [rounded.matmul(wide, tile, self.store) for tile in tiles]
+            rows = _rows(x)
+            parts = [rounded.matmul(rows, tile, self.store) for tile in tiles]
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
         return apply
@@ -150,11 +154,10 @@ class Bf16(Numerics):
         if bias is None:
             return Bf16.layer_linear(self, [weight], keep)
         rows, wide_bias = rounded.Rows(matrices.decode_bf16(weight)), bias.to(torch.float64)
-        return lambda x: rounded.matmul(rounded.Rows(x.to(torch.float64)), rows, self.store, wide_bias)
+        return lambda x: rounded.matmul(_rows(x), rows, self.store, wide_bias)
 
     def matmul(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        wide = rounded.Rows(x.to(torch.float64)), rounded.Rows(w.to(torch.float64))
-        return rounded.matmul(*wide, self.work)
+        return rounded.matmul(_rows(x), _rows(w), self.work)
 
 
 class W8A16(Bf16):

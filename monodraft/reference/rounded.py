@@ -62,10 +62,11 @@ def lowest_bit(x: torch.Tensor) -> torch.Tensor:
 class Rows:
     """float64 rows `values` [..., R, K] that enter dot products, with what bounds the error of these.
 
-    Values have at most 26 significant bits, so that their products are exact.
+    `significant`: bits of a value's significand at most: 4 for e4m3, 8 for bf16. Up to 26 products are exact.
     """
 
     values: torch.Tensor
+    significant: int = 24
 
     @cached_property
     def norms(self) -> torch.Tensor:
@@ -74,12 +75,14 @@ class Rows:
 
     @cached_property
     def spans(self) -> torch.Tensor:
-        """Norm over lowest set bit [..., R].
+        """Norm over the unit that all values of the row are multiples of, the last place of the smallest one [..., R].
 
-        All partial sums of a dot product are multiples of the product of the two lowest bits, so where the product of
-        the spans stays below 2^52 float64 makes no error at all.
+        All partial sums of a dot product are multiples of the product of the two units, so where the product of the
+        spans stays below 2^52 float64 makes no error at all.
         """
-        return self.norms / lowest_bit(self.values).amin(-1)
+        smallest = self.values.abs().masked_fill(self.values == 0, torch.inf).amin(-1)
+        unit = torch.ldexp(torch.ones_like(smallest), torch.frexp(smallest).exponent - self.significant)
+        return torch.where(smallest == torch.inf, 0.0, self.norms / unit)
 
 
 def all_exact(x: Rows, w: Rows) -> bool:

@@ -32,7 +32,7 @@ class Chunked:
     def of(cls, values: torch.Tensor) -> Chunked:
         """From float64 [R, K]."""
         padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % CHUNK))
-        return cls(Rows(values), padded.unflatten(-1, (-1, CHUNK)).transpose(0, 1).contiguous())
+        return cls(Rows(values, 4), padded.unflatten(-1, (-1, CHUNK)).transpose(0, 1).contiguous())
 
 
 def instruction(
@@ -62,7 +62,7 @@ def instruction(
 
 def wave_sum(x: Chunked, w: Chunked) -> torch.Tensor:
     """float32 [M, N]: rows of x times rows of w, summed in the order of this module."""
-    # Accumulators, also after their rounding to float32, are multiples of the product of the lowest bits, as all sums.
+    # Accumulators, also after their rounding to float32, are multiples of the product of the two units, as all sums.
     exact = None if rounded.all_exact(x.rows, w.rows) else rounded.exact_pairs(x.rows, w.rows)
     shape = (WAVES, len(x.rows.norms), len(w.rows.norms))
     partials = torch.zeros(shape, dtype=torch.float32, device=w.chunks.device)
