@@ -62,6 +62,13 @@ def test_sampled_accepts_all_of_a_drafter_that_is_the_target(seed: int, count: i
     assert verdict.next_token != 3
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_bonus_comes_from_the_row_behind_the_last_draft(count: int) -> None:
+    logits = one_hot_logits(1, 2, 3, 4)[: count + 1] * 20
+    verdict = accept_sampled([1, 2, 3][:count], logits[:count], logits, Sampling(1.0), seed=1, position=5)
+    assert verdict == Verdict(count, count + 1)
+
+
 @given(seed=st.integers(0, 10**9))
 @settings(deadline=None, max_examples=60, derandomize=True)
 def test_sampled_rejects_what_the_target_cannot_say(seed: int) -> None:
