@@ -46,7 +46,8 @@ def ensure_environment(extras: str, fresh: bool) -> None:
 
 def run(*command: str) -> None:
     """Run a step; leave with its exit code when it fails."""
-    code = subprocess.run(command, cwd=ROOT).returncode
+    # One thread a test process: two processes that start a thread pool each took five times as long on two cores.
+    code = subprocess.run(command, cwd=ROOT, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
     if code:
         sys.exit(code)
 
