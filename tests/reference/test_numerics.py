@@ -30,6 +30,14 @@ def test_rsqrt_is_correctly_rounded() -> None:
         assert low * low * Fraction(value) <= 1 <= high * high * Fraction(value)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_matmul_decides_ties_exactly(sign: int) -> None:
+    """As in `test_rounded`, through what attention calls: 1 + 2^-24 +- 2^-54."""
+    x = torch.tensor([[1.0, 2.0**-24, 2.0**-27]]).bfloat16()
+    w = torch.tensor([[1.0, 1.0, sign * 2.0**-27]]).bfloat16()
+    assert Bf16().matmul(x, w).tolist() == [[1 + 2.0**-23 if sign > 0 else 1.0]]
+
+
 def test_sums_do_not_depend_on_order() -> None:
     x = spread((50, 301), 3, 6).float()
     for operation in (Bf16().sum, Bf16().sum_squares):

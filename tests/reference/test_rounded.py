@@ -99,14 +99,17 @@ def test_matmul_with_bias_rounds_once(dtype: torch.dtype) -> None:
     assert not torch.equal(found, (dots(x, w, dtype).double() + bias).to(dtype))
 
 
+@pytest.mark.parametrize("power", [27, 30])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_near_ties_are_decided_by_terms_that_float64_loses(dtype: torch.dtype) -> None:
-    """1 + half an ulp is a tie; a term of 2^-60, or minus that, decides it and is lost in float64."""
-    half = 2.0 ** -BITS[dtype]
-    x = torch.tensor([[1.0, half, 2.0**-30]] * 3)
-    w = torch.tensor([[1.0, 1.0, 2.0**-30], [1.0, 1.0, -(2.0**-30)], [1.0, 1.0, 0.0]])
+def test_near_ties_are_decided_by_terms_that_float64_loses(dtype: torch.dtype, power: int) -> None:
+    """1 + half an ulp is a tie; a term of 2^-54 or 2^-60, or minus that, decides it and is lost in float64."""
+    half, tiny = 2.0 ** -BITS[dtype], 2.0**-power
+    x = torch.tensor([[1.0, half, tiny]] * 3).double()
+    w = torch.tensor([[1.0, 1.0, tiny], [1.0, 1.0, -tiny], [1.0, 1.0, 0.0]]).double()
     wanted = [1 + 2 * half, 1.0, 1.0]
-    assert dots(x, w, dtype).tolist() == [wanted] * 3
+    for significant in (8, 24):
+        found = rounded.matmul(rounded.Rows(x, significant), rounded.Rows(w, significant), dtype)
+        assert found.tolist() == [wanted] * 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

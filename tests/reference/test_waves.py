@@ -97,6 +97,17 @@ def test_a_chunk_is_rounded_once_together_with_its_accumulator() -> None:
     assert wave_sum(Chunked.of(row.double()), Chunked.of(column.double())).tolist() == [[2.0**24 + 2]]
 
 
+def test_a_tie_is_decided_by_what_float64_loses() -> None:
+    """1 + 2^-24 is a tie of float32; 2^-54 in another block of the chunk, with its own scale, decides it."""
+    row = torch.zeros(3, 128)
+    row[:, 0], row[:, 32] = 1.0, 2.0**-12
+    row[0, 64] = 2.0**-27
+    column = row[:1].clone()
+    assert torch.equal(mxfp8_torch.decode(*mxfp8_torch.encode(row)), row)
+    found = wave_sum(Chunked.of(row.double()), Chunked.of(column.double()))
+    assert found.tolist() == [[1 + 2.0**-23], [1.0], [1.0]]
+
+
 def test_row_alone_has_the_same_bits() -> None:
     x = spread((70, 256), 3, 6)
     weight = Mxfp8Matrix(*mxfp8_torch.encode(spread((40, 256), 4, 6)))
