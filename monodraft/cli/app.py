@@ -10,8 +10,10 @@ from rich.markup import escape
 
 from monodraft import __version__
 from monodraft.cli import inspect, pack
+from monodraft.cli.compile import compile_command
 from monodraft.cli.generate import generate
 from monodraft.cli.kernels import kernels
+from monodraft.cli.plan import plan_command
 from monodraft.errors import MonodraftError
 
 app = typer.Typer(
@@ -35,6 +37,8 @@ app.command()(generate)
 app.command()(kernels)
 
 
+app.command("plan")(plan_command)
+app.command("compile")(compile_command)
 app.command("inspect")(inspect.inspect)
 app.command("pack")(pack.pack_command)
 

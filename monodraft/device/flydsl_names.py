@@ -159,6 +159,8 @@ def lane_dependence(value: Any) -> str | None:
             continue
         operation = owner.operation if hasattr(owner, "operation") else owner
         name = operation.name
+        if name == "llvm.inline_asm" and str(operation.attributes["constraints"]).strip('"').startswith("=s"):
+            continue  # a scalar register
         if name.startswith(_LANE_RESULTS):
             return str(name)
         if name.startswith(_UNIFORM_RESULTS):
@@ -194,11 +196,12 @@ def _environment(**settings: str) -> Iterator[None]:
 
 
 def isa_text(launcher: Callable[..., Any], arguments: Sequence[Any]) -> str:
-    """gfx950 assembly of every kernel that `launcher` (a `@flyc.jit` function) launches.
+    """gfx950 assembly of every kernel that `launcher` (a `@flyc.jit` function) launches; needs no ROCm, no linker."""
+    return isa_of(lowered_text(launcher, arguments))
 
-    Runs FlyDSL's own pipeline with its documented dump variables, then the last pass with `format=isa` instead of a
-    linked code object, so neither ROCm nor a linker is needed.
-    """
+
+def lowered_text(launcher: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """MLIR of a launcher after FlyDSL's own pipeline, just before code generation, by its documented dump variables."""
     with tempfile.TemporaryDirectory() as folder:
         with (
             _environment(
@@ -219,13 +222,39 @@ def isa_text(launcher: Callable[..., Any], arguments: Sequence[Any]) -> str:
         dumps = sorted(Path(folder).rglob("*reconcile_unrealized_casts.mlir"))
         if not dumps:
             raise RuntimeError("FlyDSL left no dump: was this launcher compiled before in this process?")
-        text = dumps[-1].read_text()
-    context = ir.Context()
-    context.load_all_available_dialects()
-    with context:
-        module = ir.Module.parse(text)
+        return dumps[-1].read_text()
+
+
+def isa_of(lowered: str) -> str:
+    """gfx950 assembly of `lowered_text`."""
+    with _all_dialects():
+        module = ir.Module.parse(lowered)
         PassManager.parse("builtin.module(gpu-module-to-binary{format=isa})").run(module.operation)
         return _assembly(module)
+
+
+def code_object_of(lowered: str, lld: Path) -> bytes:
+    """ELF code object of `lowered_text`, linked by the `ld.lld` at `lld`."""
+    from flydsl._mlir.dialects import gpu
+
+    with tempfile.TemporaryDirectory() as rocm:
+        binaries = Path(rocm) / "llvm" / "bin"
+        binaries.mkdir(parents=True)
+        (binaries / "ld.lld").symlink_to(lld.resolve())
+        with _environment(ROCM_PATH=rocm), _all_dialects():
+            module = ir.Module.parse(lowered)
+            PassManager.parse("builtin.module(gpu-module-to-binary{format=fatbin})").run(module.operation)
+            for operation in module.body.operations:
+                if operation.operation.name == "gpu.binary":
+                    objects = ir.ArrayAttr(operation.attributes["objects"])
+                    return bytes(gpu.ObjectAttr(objects[0]).object)
+    raise RuntimeError("FlyDSL's last pass left no binary")
+
+
+def _all_dialects() -> Any:
+    context = ir.Context()
+    context.load_all_available_dialects()
+    return context
 
 
 def _assembly(module: Any) -> str:

@@ -17,13 +17,6 @@ class Repeat(StrEnum):
     SLOT = "slot"
 
 
-class Scope(StrEnum):
-    """Who can see a region's stores: other CTAs of the rank, or other ranks too."""
-
-    DEVICE = "device"
-    SYSTEM = "system"
-
-
 @dataclass(frozen=True)
 class Wait:
     """A wait of a stage. For flags: on those of all owners of `producer` in `region`; for pairs (`poll`): on all pairs
@@ -60,20 +53,6 @@ class Stage:
     writes: tuple[str, ...]
     weights: tuple[str, ...] = ()
     flags: str = ""
-
-
-@dataclass(frozen=True)
-class Region:
-    """Memory that CTAs hand over. `words` of 4 bytes in all; `owner` writes, `readers` read; `epoch`: what tells new
-    from old; `reuse`: why nobody overwrites what somebody still reads (`plan.order` proves it for a plan's sizes)."""
-
-    name: str
-    owner: str
-    readers: tuple[str, ...]
-    words: int
-    scope: Scope
-    epoch: str
-    reuse: str
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ Matrix = tuple[Any, Any]
 """Bases of MXFP8 elements and scales, uniform Int64, of row 0 of the tiles."""
 Tokens = Callable[[int], Any]
 """Operand of chunk c of the token rows."""
+MOST_OPERAND_REGISTERS = 180
+"""VGPRs of a lane that operands of a tile loop may take, of the 256 that 8 waves a CTA leave to each."""
 OUT_OF_RESOURCE = 2**31 - 256
 PAIRS = TILE_ROWS // 2
 
@@ -71,19 +73,29 @@ def mx_tiles(
 ) -> None:
     """This CTA's tiles (cta, cta + ctas, ...) of MXFP8 `matrices` side by side, each [tiles * 16][k], times tokens.
 
-    The first tile's weights are requested before `wait` waits for the tokens, every later tile's before the sums of the
-    one before. `finish(tile)` is called by all threads with tile t of every matrix summed up in LDS `red`.
+    The first tile's weights are requested before `wait` waits for the tokens, later ones before the sums of the one
+    before (`asks_ahead`). `finish(tile)` is called by all threads with tile t of every matrix summed up in LDS `red`.
     """
     ctas = step.shape.ctas
+    ahead = asks_ahead(step, len(matrices), tiles, k)
     held = tile_operands(step, matrices, step.cta, tiles, k)
     wait()
     columns = [tokens(c) for c in fx.range_constexpr(step.geo.chunks(k))]
     for tile in range(step.cta, tiles, ctas):
         tile_partials(step, held, columns, len(matrices))
-        held = tile_operands(step, matrices, fx.Int32(tile) + ctas, tiles, k)
+        following = fx.Int32(tile) + ctas
+        held = tile_operands(step, matrices, following, tiles, k) if ahead else held
         gpu.barrier()
         finish(fx.Int32(tile))
+        held = held if ahead else tile_operands(step, matrices, following, tiles, k)
         gpu.barrier()
+
+
+def asks_ahead(step: Step, matrices: int, tiles: int, k: int) -> bool:
+    """Whether the next tile's weights are requested before this one's sums: where there is one, and registers are."""
+    operand = 9
+    registers = operand * step.geo.chunks(k) * (2 * matrices + 1)
+    return tiles > step.shape.ctas and registers <= MOST_OPERAND_REGISTERS
 
 
 def tile_word(step: Step, t: int, change: Callable[[Any], Any] = lambda value: value) -> tuple[Any, Any, Any]:

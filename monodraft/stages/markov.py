@@ -64,10 +64,14 @@ def chain(step: Step) -> None:
     first_ids(step, anchors)
     gpu.barrier()
     for slot in range(fx.Int32(0), fx.Int32(shape.block), fx.Int32(1)):
-        turn = fx.Int32(slot)
-        offer(step, turn, best_of_tiles(step, turn))
-        take(step, turn)
+        draft_slot(step, fx.Int32(slot))
         gpu.barrier()
+
+
+def draft_slot(step: Step, slot: Any) -> None:
+    """One slot of the chain."""
+    offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot))
+    take(step.pinned(slot), slot)
 
 
 @dw.traced

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flydsl.expr as fx
 
 from monodraft.device import words as dw
 from monodraft.device.geometry import Geometry
+from monodraft.device.scalars import pinned
 from monodraft.plan.layout import Block, exchange_block, local_block, weight_block
 from monodraft.plan.lds import LdsMap
 from monodraft.plan.shape import StepShape
@@ -53,6 +54,10 @@ class Memory:
     def __init__(self, base: Any, block: Block) -> None:
         self._base, self._block = base, block
 
+    def pinned(self, turn: Any) -> Memory:
+        """The same block, its base pinned (`device.scalars.pinned`)."""
+        return Memory(pinned(self._base, turn), self._block)
+
     def at(self, name: str, layer: Any = 0) -> Any:
         """Int64 address of an array; `layer` (an int, or a uniform Int32) picks one of a layered array."""
         array = self._block[name]
@@ -84,6 +89,18 @@ class Step:
     @property
     def shape(self) -> StepShape:
         return self.plan.shape
+
+    def pinned(self, turn: Any) -> Step:
+        """The same launch with all bases pinned: for one stage, so that addresses do not outlive it."""
+        return replace(
+            self,
+            weights=self.weights.pinned(turn),
+            local=self.local.pinned(turn),
+            own=self.own.pinned(turn),
+            peers=[peer.pinned(turn) for peer in self.peers],
+            keys=pinned(self.keys, turn),
+            values=pinned(self.values, turn),
+        )
 
     def site(self, stage: str, layer: Any = 0) -> Any:
         """Number of a stage's wait, as `Plan.site` gives it: an int, or Int32 for a traced layer."""

@@ -30,10 +30,10 @@ def draft_step(step: Step, layers: Any) -> None:
         if shape.context_rows:
             wait_stage(step, "context_ready", "pool")
         decoder(step, layers)
-        markov.lm_head(step)
+        markov.lm_head(step.pinned(layers))
         markov.chain(step)
         if shape.config.has_confidence:
-            markov.confidence(step)
+            markov.confidence(step.pinned(layers))
     finish(step)
 
 
@@ -46,13 +46,16 @@ def decoder(step: Step, layers: Any) -> None:
 
 def decoder_layer(step: Step, index: Any) -> None:
     """One decoder layer."""
-    layer.qkv(step, index)
-    attention(step, index)
-    layer.o(step, index)
-    layer.post(step, index)
-    layer.gate_up(step, index)
-    layer.down(step, index)
-    layer.next_input(step, index)
+    for stage in (
+        layer.qkv,
+        attention,
+        layer.o,
+        layer.post,
+        layer.gate_up,
+        layer.down,
+        layer.next_input,
+    ):
+        stage(step.pinned(index), index)
 
 
 @dw.traced
