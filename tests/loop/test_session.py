@@ -9,6 +9,7 @@ from monodraft.errors import InputError
 from monodraft.loop.request import Request, Source
 from monodraft.loop.sampling import Sampling
 from monodraft.loop.session import Session
+from monodraft.loop.statistics import RequestStatistics, total
 from monodraft.loop.verify import Finish
 
 pytestmark = pytest.mark.numbers
@@ -122,3 +123,15 @@ def test_zero_acceptance_is_counted_pitfalls_10_and_27() -> None:
     assert statistics.never_accepted
     assert statistics.zero_accept_rounds == statistics.longest_zero_streak == 9  # 10 rounds; the last verifies no draft
     assert statistics.tokens_per_round == 1.0
+
+
+def test_a_streak_of_zero_acceptance_ends_with_an_accepted_draft_and_not_with_an_undrafted_round() -> None:
+    statistics = RequestStatistics(4)
+    for verified, accepted in ((4, 0), (4, 0), (4, 3), (4, 0), (0, 0), (4, 0), (4, 0), (4, 1)):
+        statistics.count_round(drafted=4, verified=verified, accepted=accepted, tokens=accepted + 1)
+    assert statistics.zero_accept_rounds == 5
+    assert statistics.longest_zero_streak == 3
+    assert statistics.accepted == [2, 1, 1, 0]
+    both = total([statistics, statistics])
+    assert (both.accepted, both.zero_accept_rounds, both.longest_zero_streak) == ([4, 2, 2, 0], 10, 3)
+    assert (both.rounds, both.round_tokens) == (16, 24)
