@@ -101,6 +101,7 @@ class Session:
         return self._states[request].finish
 
     def statistics(self, request: int) -> RequestStatistics:
+        """What its rounds did so far; it keeps counting while the request runs."""
         return self._states[request].statistics
 
     @property
