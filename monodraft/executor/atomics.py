@@ -29,6 +29,17 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "fmin": minnum,
 }
 
+# Those that accumulate over lanes at one address.
+RUNNING: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
 
 def apply(
     operation: str,
@@ -44,6 +55,8 @@ def apply(
     operands = [compress(value, lanes, count) for value in values]
     distinct = np.unique(index[:, 0]).size == count
     groups = [np.arange(count)] if distinct else [np.array([row]) for row in range(count)]
+    if operation in RUNNING and count > 1 and not distinct and (index == index[0]).all() and shape.dtype.kind == "i":
+        return running(RUNNING[operation], operands[0], index, shape, read, write)
     old = np.empty(index.shape, WORD[shape.word])
     success = np.ones(count, np.bool_)
     for rows in groups:
@@ -60,6 +73,22 @@ def apply(
         if taken.any():
             write(index[rows][taken], words[taken])
     return old, success
+
+
+def running(
+    function: Any,
+    operand: np.ndarray,
+    index: np.ndarray,
+    shape: Access,
+    read: Callable[[np.ndarray], np.ndarray],
+    write: Callable[[np.ndarray, np.ndarray], None],
+) -> tuple[np.ndarray, np.ndarray]:
+    """All lanes at one address: a running total, which is what lane order gives."""
+    before = np.ascontiguousarray(read(index[:1])).view(shape.dtype)[:, 0]
+    totals = function.accumulate(np.concatenate([before, operand.astype(shape.dtype)]), dtype=shape.dtype)
+    words = np.ascontiguousarray(totals[:, None]).view(WORD[shape.word])
+    write(index[:1], words[-1:])
+    return words[:-1], np.ones(operand.size, np.bool_)
 
 
 def compress(value: Any, lanes: Lanes, count: int) -> np.ndarray:

@@ -36,9 +36,11 @@ from monodraft.executor.wave.state import WaveState
 
 # A wave counts as spinning after so many events in a row that brought nothing new.
 SPINS = 12
+# A loop that looks at nothing (no load, clock or sleep) for so many turns is work, not a poll.
+BLANK_TURNS = 8
 # When all waves spin, they are stuck after so many more rounds in which none of them looked at the clock; a bounded
 # wait looks at it every 64 rounds or so.
-BLIND_ROUNDS = 2000
+BLIND_ROUNDS = 3000
 MOST_RACING_WAVES = 2048
 
 
@@ -74,7 +76,8 @@ class Machine:
         self.late_loads = job.model.late_loads and self.policy.delays
         self.delayed_stores = job.model.delayed_stores and self.policy.delays
         self.delayed_lds = job.model.delayed_lds and self.policy.delays
-        self.watches_writes = job.model.uninitialised and any(r.written is not None for r in job.memory.regions)
+        self.marks_writes = any(region.written is not None for region in job.memory.regions)
+        self.checks_reads = self.marks_writes and job.model.uninitialised
         self.translations = [translate(each.program, self.late_loads) for each in job.dispatches]
         self.report = Report("reference", job.schedule.seed)
         self.bytes: Counter[tuple[str, int | str]] = Counter()
@@ -95,6 +98,8 @@ class Machine:
         self.spin_start: list[float] = []
         self.spin_place: list[int] = []
         self.ops_seen: list[int] = []
+        self.looks: list[int] = []
+        self.blank: list[int] = []
         self.ops = 0
         self.spinning: set[int] = set()
         self.jump = 0.0
@@ -149,6 +154,8 @@ class Machine:
             self.spin_start.append(-1.0)
             self.spin_place.append(0)
             self.ops_seen.append(0)
+            self.looks.append(0)
+            self.blank.append(0)
         cta.running = dispatch.waves
         resident = len([each for each in self.ctas if each.running and each.dispatch.rank == dispatch.rank])
         self.report.resident = max(self.report.resident, resident)
@@ -303,8 +310,13 @@ class Machine:
         """After a turn that ended in a poll or a loop: does the wave only repeat itself?"""
         identity = wave.identity
         mark = (wave.progress, self.changes)
-        if mark != self.marks[identity]:
+        blank = wave.looks == self.looks[identity]
+        self.looks[identity] = wave.looks
+        self.blank[identity] = self.blank[identity] + 1 if blank else 0
+        if mark != self.marks[identity] or self.blank[identity] > BLANK_TURNS:
             self.mark_progress(wave)
+            return
+        if blank:
             return
         if self.spin_start[identity] < 0:
             self.spin_start[identity] = self.ticks

@@ -98,11 +98,22 @@ def name_parameters(host: Function, traced: Sequence[Traced] | None) -> tuple[Pa
     """Launcher parameters over the host function's arguments."""
     types = list(host.parameter_types)
     result, position = [], 0
-    for each in traced or [Traced(f"arg{index}") for index in range(len(types))]:
+    for each in traced or [Traced(f"arg{index}") for index in range(len(types) - count_streams(host))]:
         end = position + each.values
         result.append(Parameter(each.name, tuple(types[position:end]), each.tensor))
         position = end
     return tuple(result)
+
+
+def count_streams(host: Function) -> int:
+    """Trailing parameters that are a stream: host pointers that no kernel argument comes from."""
+    used = {value for block in host.blocks for op in block.ops for value in op.operands}
+    count = 0
+    for value in reversed(host.parameters):
+        if value in used or host.types[value] != Pointer(0):
+            break
+        count += 1
+    return count
 
 
 def lay_out_lds(symbols: Sequence[Any]) -> tuple[dict[str, int], int]:

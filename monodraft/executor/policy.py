@@ -31,7 +31,7 @@ class Policy:
         self.speeds: list[float] = []
         self.victims: frozenset[int] = frozenset()
         self.victim_place: tuple[int, int] | None = None
-        self.next = 0
+        self.next = -1
         self.decades = SPEED_DECADES[self.random.randrange(len(SPEED_DECADES))]
         self.longest = SLICES[self.random.randrange(len(SLICES))]
         # How often a pending store becomes visible, log-uniform over 2.5 decades, fixed for the run.
@@ -64,7 +64,7 @@ class Policy:
     def next_wave(self, live: list[int]) -> int:
         """The position in `live` of the wave that goes on."""
         if self.fair:
-            self.next = (self.next + 1) % len(live) if self.next + 1 < len(live) else 0
+            self.next = self.next + 1 if self.next + 1 < len(live) else 0
             return self.next
         return self.decide(len(live), lambda: self.draw_wave(live))
 

@@ -36,7 +36,7 @@ class GlobalMemory(Waits):
         machine.count_bytes("load", level, start.size * shape.nbytes)
         if self.pending:
             self.flush_touching(index, shape.word)
-        if machine.watches_writes:
+        if machine.checks_reads:
             self.check_written(start, shape, lanes, m, place)
         self.note_load(index, shape.word, number, place, scope, lanes, m)
         if scope.acquire:

@@ -50,7 +50,9 @@ class LocalMemory(Waits):
                 )
         if machine.detector is not None:
             machine.detector.complete(self.identity, LDS, number)
-        return to_lanes(self.cta.lds.read(index, shape.word), shape, lanes)
+        words = self.cta.lds.read(index, shape.word)
+        self.note_value(place, words, index)
+        return to_lanes(words, shape, lanes)
 
     def store_lds(self, address: Any, value: Any, shape: Access, scope: Scope, m: Any, place: int) -> None:
         """A store to the CTA's LDS."""

@@ -45,6 +45,7 @@ class WaveState:
         self.late_lds: list[InFlight] = []
         self.barriers = 0
         self.progress = 0
+        self.looks = 0  # loads, clock reads and sleeps
         self.reads_clock = False
         self.seen: dict[int, int] = {}
 
@@ -131,6 +132,7 @@ class WaveState:
 
     def note_value(self, place: int, words: np.ndarray, start: np.ndarray) -> None:
         """A load that gives something new is progress; one that repeats itself is polling."""
+        self.looks += 1
         what = hash((words.tobytes(), start.tobytes()))
         if self.seen.get(place) != what:
             self.seen[place] = what

@@ -19,7 +19,7 @@ class Waits(WaveState):
         """A pending store becomes visible as far as its level reaches."""
         self.cta.path.write(store.level, store.index, store.size, store.data)
         machine = self.machine
-        if machine.watches_writes:
+        if machine.marks_writes:
             machine.mark_written(store.index, store.size)
         if store.release and machine.detector is not None:
             machine.detector.hand_on(store.index, store.size, store.release)
@@ -106,11 +106,13 @@ class Waits(WaveState):
     def clock(self, place: int) -> np.int64:
         """s_memrealtime: the 100 MHz counter."""
         self.place = place
+        self.looks += 1
         self.reads_clock = True
         return np.int64(self.machine.ticks)
 
     def sleep(self, count: int, place: int) -> None:
         self.place = place
+        self.looks += 1
         self.work += count * self.machine.cost.sleep
 
     def barrier(self, m: Any, pending: dict[int, Any], place: int) -> None:
