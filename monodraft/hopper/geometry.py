@@ -13,6 +13,8 @@ from monodraft.errors import Fault, InputError, UnsupportedCheckpoint
 
 COMPUTE_WARPS = 8
 EPILOGUE_WARPS = 8
+CANDIDATE_WARPS = 4
+"""Compute warps that read candidates of the bounded Markov stage."""
 THREADS = (COMPUTE_WARPS + EPILOGUE_WARPS + 4) * 32
 HEAD = 128
 PAGE = 64
@@ -23,6 +25,7 @@ TILE = 16
 SHARED_LIMIT = 232448
 """Shared memory a CTA may have on sm_90, bytes."""
 MAX_ROWS = 16
+STEP_KEYS = 80
 
 
 def padded(size: int, multiple: int) -> int:
@@ -120,6 +123,11 @@ class Geometry:
         return 8 * self.row_tiles
 
     @property
+    def step_words(self) -> int:
+        """Words of a step's inputs before the page tables; four per layer and request say how keys are split."""
+        return STEP_KEYS + self.config.num_layers * self.rows * 4
+
+    @property
     def requests(self) -> int:
         """Requests in a launch."""
         return self.rows // self.config.block_size
@@ -172,14 +180,30 @@ class Geometry:
     @property
     def attention_scratch(self) -> int:
         m = 16 * self.m_tiles
-        return (m + 2 * self.keys) * 272 + m * (self.keys + 4) * 4 + 12 * m
+        return (
+            (m + 2 * self.keys) * 272
+            + m * (self.keys + 4) * 4
+            + 12 * m
+            + self.config.block_size * self.config.rotary_dim * 4
+        )
 
     @property
     def markov_scratch(self) -> int:
-        """Of the bounded Markov stage: upper bounds of a CTA's rows, and a bf16 row block a warp."""
+        """Of the bounded Markov stage: upper bounds of a CTA's rows, and bf16 row blocks of candidates."""
+        return self._markov_bounds + CANDIDATE_WARPS * (self.rank_padded // 128) * 4096
+
+    @property
+    def _markov_bounds(self) -> int:
+        blocks = -(-(self.vocab_padded // TILE) // self.grid) + COMPUTE_WARPS
+        return padded(blocks * TILE * self.requests * 4, 128)
+
+    @property
+    def markov_resident(self) -> int:
+        """Chunks of the Markov scan that a warp keeps in shared memory from step to step."""
+        if self.config.markov_rank > 256:
+            return 0
         turns = -(-(self.vocab_padded // TILE) // (COMPUTE_WARPS * self.grid))
-        upper = turns * COMPUTE_WARPS * TILE * self.requests * 4
-        return padded(upper, 128) + COMPUTE_WARPS * (self.rank_padded // 128) * 4096
+        return min(turns, (self.activation_bytes - self.markov_scratch) // (COMPUTE_WARPS * SLOT_BYTES))
 
     @property
     def activation_bytes(self) -> int:
@@ -241,7 +265,7 @@ class Geometry:
         """At least the size of `Fixed` in stages/exchange.cuh; the build asserts it."""
         bars = 2 * COMPUTE_WARPS * self.slots * 8
         markov = -(-(self.vocab_padded // TILE) // self.grid) + COMPUTE_WARPS
-        return 104 * self.stages + bars + 4 * markov + 4 * self.rows * (COMPUTE_WARPS + 3) + 512
+        return 104 * self.stages + bars + 4 * markov + 4 * self.rows * (COMPUTE_WARPS + 3) + 4 * self.step_words + 256
 
     @property
     def shared_bytes(self) -> int:
@@ -297,6 +321,7 @@ class Geometry:
             "ACTIVATION_BYTES": self.activation_bytes,
             "SUM_SLOTS": self.sum_slots,
             "FIXED_BYTES": self.fixed_bytes,
+            "MARKOV_RESIDENT": self.markov_resident,
         }
         if swiglu is not None:
             values |= {

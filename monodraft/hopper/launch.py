@@ -44,6 +44,7 @@ POINTERS = [
     "embed",
     "w1",
     "w2",
+    "w1_lengths",
     "slack",
     "rope",
     "head_norms",

@@ -28,6 +28,7 @@ class Out(IntEnum):
     RESIDUAL = 2
     GATED = 3
     LOGITS = 4
+    HEADS = 5
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def stages(geometry: Geometry, *, bounded: bool = False) -> list[Stage]:
     for i in range(c.num_layers):
         name = f"layers.{i}."
         plan += [
-            Stage(name + "qkv", Kind.LINEAR, linears[name + "qkv"], Out.ROWS, "hidden", "qkv", "hidden", layer=i),
+            Stage(name + "qkv", Kind.LINEAR, linears[name + "qkv"], Out.HEADS, "hidden", "qkv", "hidden", layer=i),
             Stage(name + "attend", Kind.ATTEND, layer=i),
             Stage(name + "combine", Kind.COMBINE, layer=i),
             Stage(name + "o", Kind.LINEAR, linears[name + "o"], Out.RESIDUAL, "attended", "hidden", layer=i),

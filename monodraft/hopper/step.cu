@@ -5,11 +5,12 @@
 #include "stages/markov_bounded.cuh"
 #include "stages/prepare.cuh"
 
-INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 warp, u32 lane) {
+INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 own_warp, u32 own_lane) {
   Passes passes = {0, 0};
   u32 ready_parity = 0, arrived_parity = 0;
   for (u32 i = 0; i < (u32)a.count; i++) {
     const Stage& s = fixed().stages[i];
+    const u32 warp = opaque(own_warp), lane = opaque(own_lane);
     if (s.kind == KIND_MARKOV_BOUNDED)
       markov_bounded_compute(a, s, health, ring, passes, ready_parity, arrived_parity, warp, lane, a.first + i);
     if (s.kind == KIND_MARKOV) markov_compute(a, s, health, ring, passes, ready_parity, warp, lane, a.first + i);
@@ -20,18 +21,20 @@ INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 war
   leave_red(passes);
 }
 
-INLINE void epilogue_warp(const Args& a, const Health& health, u32 thread) {
+INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
   Passes passes = {0, 0};
   u32 ready_parity = 0;
   wait_previous_launch();
+  for (u32 i = own_thread; i < STEP_WORDS; i += EPILOGUE_THREADS) fixed().step[i] = a.step[i];
+  epilogue_sync();
   const u32 epoch = load_relaxed(a.epoch);
   for (u32 i = 0; i < (u32)a.count; i++) {
     const Stage& s = fixed().stages[i];
-    const u32 stage = a.first + i;
-    u64* stamps = a.stamps && thread == 0 ? a.stamps + ((u64)blockIdx.x * MAX_STAGES + stage) * 2 : nullptr;
-    if (stamps) stamps[0] = clock64();
+    const u32 stage = a.first + i, thread = opaque(own_thread);
+    if (a.stamps && thread == 0) a.stamps[(blockIdx.x * MAX_STAGES + stage) * 2] = clock64();
     switch (s.kind) {
       case KIND_LINEAR:
+        if (s.out == OUT_HEADS && thread >= 32) prefetch_keys(a, s, thread - 32);
         linear_epilogue(a, s, health, passes, ready_parity, fixed().factor, thread, stage);
         break;
       case KIND_PREPARE:
@@ -42,7 +45,7 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 thread) {
         attend(a, s, shared_activations(), thread);
         break;
       case KIND_COMBINE:
-        combine(a, s, thread);
+        combine(a, s, shared_activations(), thread);
         break;
       case KIND_MARKOV:
       case KIND_MARKOV_BOUNDED:
@@ -52,7 +55,7 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 thread) {
         choose(a, BLOCK - 1, fixed().previous, thread >> 5, thread & 31);
         if (blockIdx.x == 0 && thread == 0) store_relaxed(a.epoch, epoch + 1);
     }
-    if (stamps) stamps[1] = clock64();
+    if (a.stamps && thread == 0) a.stamps[(blockIdx.x * MAX_STAGES + stage) * 2 + 1] = clock64();
     if (i + 1 < (u32)a.count) next_stage(a, health, stage, epoch << 8 | stage, thread);
   }
 }

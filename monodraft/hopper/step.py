@@ -10,7 +10,7 @@ from monodraft.hopper.geometry import SLOT_BYTES, Geometry
 from monodraft.hopper.launch import Args, Kernel, StageRecord
 from monodraft.hopper.plan import CONTEXT_STAGES, Kind, Out, Stage, stages
 from monodraft.hopper.weights import PackedWeights
-from monodraft.hopper.workspace import STEP_WORDS, Workspace
+from monodraft.hopper.workspace import Workspace
 
 _BUFFERS = [
     "residual",
@@ -120,10 +120,11 @@ class Step:
         args = Args(
             stages=self._tables[self.bounded and workspace.corrected is None].data_ptr(),
             step=step,
-            pages=step + 4 * STEP_WORDS,
+            pages=step + 4 * self.geometry.step_words,
             embed=w.embed.data_ptr(),
             w1=w.w1.data_ptr(),
             w2=w.packed["markov"].data_ptr(),
+            w1_lengths=w.w1_lengths.data_ptr(),
             slack=w.slack.data_ptr(),
             rope=workspace.rope.data_ptr(),
             head_norms=w.head_norms.data_ptr(),

@@ -17,8 +17,9 @@ from monodraft.hopper.geometry import Geometry
 class PackedWeights:
     """`packed`: uint8 chunks by the names of `Geometry.linears`. `norms` float32 [hidden padded], the factor itself
     (1 + w for Gemma); `head_norms` float32 [layers, 2, head]; `confidence` float32 [hidden padded + rank padded + 1].
-    embed and w1 stay row-major bf16. `slack` float32 [vocab padded]: how far a row of `markov_scan` (w2 in MXFP8) may
-    be from w2's, see `scan_slack`."""
+    embed and w1 stay row-major bf16. `w1_lengths` float32 [vocab]: norms of w1's rows,
+    rounded up. `slack` float32 [vocab padded]: how far a row of `markov_scan` (w2 in MXFP8) may be from w2's, see
+    `scan_slack`."""
 
     geometry: Geometry
     packed: dict[str, torch.Tensor]
@@ -27,6 +28,7 @@ class PackedWeights:
     confidence: torch.Tensor
     embed: torch.Tensor
     w1: torch.Tensor
+    w1_lengths: torch.Tensor
     slack: torch.Tensor
 
     @property
@@ -38,6 +40,7 @@ class PackedWeights:
             self.confidence,
             self.embed,
             self.w1,
+            self.w1_lengths,
             self.slack,
         ]
         return sum(tensor.nbytes for tensor in tensors)
@@ -95,6 +98,8 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
     scanned = Mxfp8Matrix(*mxfp8_torch.encode(w2))
     packed["markov_scan"] = pack.pack_mxfp8(scanned, "markov_w2")
     slack = scan_slack(w2, scanned)
+    # Rounded up: the squares are exact in float32 for bf16, their sum and the root lose less than 2^-16.
+    lengths = weights.markov_w1.to(device, torch.float32).norm(dim=1) * (1 + 2.0**-12)
     context = [_moved(part, device) for layer in weights.layers for part in (layer.k, layer.v)]
     packed["context_kv"] = pack.pack_linear(pack.stacked(*context), mxfp8=mxfp8, name="k and v of all layers")
     norms = {"hidden": weights.hidden_norm, "final": weights.final_norm}
@@ -119,5 +124,6 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
         confidence,
         weights.embed.to(device, torch.bfloat16).contiguous(),
         weights.markov_w1.to(device, torch.bfloat16).contiguous(),
+        lengths,
         slack,
     )

@@ -8,10 +8,9 @@ import torch
 
 from monodraft.errors import Fault, InputError, StepFailed
 from monodraft.hopper import health
-from monodraft.hopper.geometry import PAGE, Geometry
+from monodraft.hopper.geometry import PAGE, STEP_KEYS, Geometry, padded
 from monodraft.hopper.plan import stages
 
-STEP_WORDS = 80
 CLOCK_HZ = 2.0e9
 """At least the SM clock of any Hopper, for bounds given in seconds."""
 
@@ -33,6 +32,20 @@ def rope_table(geometry: Geometry, positions: int) -> torch.Tensor:
     return torch.stack([angle.double().cos(), angle.double().sin()], -1).float()
 
 
+def key_splits(geometry: Geometry, requests: int) -> int:
+    """Ranges that the keys of a KV head (and group of query rows) are cut into at most, so that one fits each CTA."""
+    units = requests * geometry.config.num_kv_heads * geometry.m_groups
+    return max(1, geometry.grid // max(1, units))
+
+
+def split_keys(position: int, window: int | None, block: int, splits: int) -> tuple[int, int, int]:
+    """First context position that the block at `position` sees, keys per range (a multiple of 16), ranges in use."""
+    low = max(0, position - window + 1) if window else 0
+    total = position - low + block
+    per = padded(-(-total // splits), 16)
+    return low, per, -(-total // per)
+
+
 class Workspace:
     """Buffers of one geometry on one GPU. `pages` of 64 positions in the K/V pool.
 
@@ -49,7 +62,7 @@ class Workspace:
         c, rows = geometry.config, geometry.rows
         bf16, f32 = torch.bfloat16, torch.float32
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "step": ((STEP_WORDS + rows * geometry.max_pages,), torch.int32),
+            "step": ((geometry.step_words + rows * geometry.max_pages,), torch.int32),
             "features": ((rows, c.feature_size), bf16),
             "residual": ((rows, geometry.hidden_padded), bf16),
             "hidden": ((rows, geometry.hidden_padded), bf16),
@@ -76,7 +89,7 @@ class Workspace:
         }
         self.rope = rope_table(geometry, geometry.max_pages * PAGE + c.block_size).to(self.device)
         self._staging = torch.zeros(
-            STEP_WORDS + rows * geometry.max_pages, dtype=torch.int32, pin_memory=self.device.type == "cuda"
+            geometry.step_words + rows * geometry.max_pages, dtype=torch.int32, pin_memory=self.device.type == "cuda"
         )
         self.corrected: torch.Tensor | None = None
         self.stamps: torch.Tensor | None = None
@@ -146,13 +159,17 @@ class Workspace:
             raise InputError("the Hopper step refuses its input; nothing was launched", faults)
         words = self._staging
         words.zero_()
-        words[0], words[1] = len(step.anchors), len(step.context)
+        splits = key_splits(g, len(step.anchors))
+        words[0], words[1], words[2] = len(step.anchors), len(step.context), splits
         for i, (token, position) in enumerate(step.anchors):
             words[16 + i], words[32 + i] = token, position
+            for layer, window in enumerate(c.windows):
+                at = STEP_KEYS + (layer * g.rows + i) * 4
+                words[at : at + 3] = torch.tensor(split_keys(position, window, c.block_size, splits), dtype=torch.int32)
         for i, (request, position) in enumerate(step.context):
             words[48 + i], words[64 + i] = request, position
         for i, pages in enumerate(step.pages):
-            words[STEP_WORDS + i * g.max_pages :][: len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            words[g.step_words + i * g.max_pages :][: len(pages)] = torch.tensor(pages, dtype=torch.int32)
         self.buffers["step"].copy_(words, non_blocking=True)
 
     def check_usable(self, geometry: Geometry) -> None:

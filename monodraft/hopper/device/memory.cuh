@@ -9,6 +9,13 @@ typedef unsigned long long u64;
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
+// The same number, of which the compiler knows nothing: what is computed from it stays where it is needed, instead of being
+// hoisted over all stages into registers that are then spilled.
+INLINE u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // ---- shared memory, by 32-bit address
@@ -59,6 +66,7 @@ INLINE u32 add_release(u32* p, u32 x) {
 INLINE void copy_async16(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared), "l"(global) : "memory");
 }
+INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 INLINE void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Orders this thread's global writes before later bulk copies of the same data, on either side of a release/acquire.

@@ -15,53 +15,36 @@
 #define VALUE_AT (KEY_AT + KEYS * KEY_STRIDE)
 #define SCORE_AT (VALUE_AT + KEYS * KEY_STRIDE)
 #define STATS_AT (SCORE_AT + M_ROWS * SCORE_STRIDE)  // maximum, sum, factor: float [M_ROWS] each
+#define TURNS_AT (STATS_AT + 12 * M_ROWS)               // cos, sin of the block's positions: float2 [BLOCK][ROTARY_PAIRS]
 #define M_GROUPS ((BLOCK * GROUP + M_ROWS - 1) / M_ROWS)
 
 struct Keys {
   u32 low, context, total, per, ranges;  // first position, keys from the pool, all keys, keys per range, ranges in use
 };
-// The same split for everyone: as many ranges as the grid has room for, of a multiple of 16 keys.
-INLINE Keys split_keys(const Args& a, u32 request, u32 window, u32 splits) {
-  const u32 position = a.step[STEP_POSITION + request];
+// As the host has split them (workspace.py, `split_keys`).
+INLINE Keys keys_of(u32 request, u32 layer) {
+  const int4 split = *(const int4*)&fixed().step[STEP_KEYS + (layer * ROWS + request) * 4];
   Keys k;
-  k.low = window && position >= window ? position - window + 1 : 0;
-  k.context = position - k.low;
+  k.low = split.x, k.per = split.y, k.ranges = split.z;
+  k.context = fixed().step[STEP_POSITION + request] - k.low;
   k.total = k.context + BLOCK;
-  k.per = ((k.total + splits - 1) / splits + 15) / 16 * 16;
-  k.ranges = (k.total + k.per - 1) / k.per;
   return k;
 }
-INLINE u32 key_splits(const Args& a) {
-  const u32 units = (u32)a.step[STEP_REQUESTS] * KV_HEADS * M_GROUPS;
-  return max(1u, gridDim.x / max(units, 1u));
+#define MAX_SPLITS (GRID / (KV_HEADS * M_GROUPS) > 1 ? GRID / (KV_HEADS * M_GROUPS) : 1)
+
+// What an item needs besides keys: its raw query heads, and the rotations of the block's positions.
+INLINE void start_queries(const Args& a, u32 request, u32 kv_head, u32 m_first, u32 base, u32 thread) {
+  for (u32 i = thread; i < M_ROWS * 16; i += EPILOGUE_THREADS) {
+    const u32 m = m_first + i / 16, row = m / GROUP, at = base + QUERY_AT + i / 16 * KEY_STRIDE + i % 16 * 16;
+    if (row < BLOCK) copy_async16(at, a.qkv + (request * BLOCK + row) * QKV_SIZE + (kv_head * GROUP + m % GROUP) * HEAD + i % 16 * 8);
+    else store_shared16(at, make_uint4(0, 0, 0, 0));
+  }
+  const u16* turns = (const u16*)(a.rope + (u64)fixed().step[STEP_POSITION + request] * ROTARY_PAIRS);
+  for (u32 i = thread; i < BLOCK * ROTARY_PAIRS / 2; i += EPILOGUE_THREADS) copy_async16(base + TURNS_AT + i * 16, turns + i * 8);
 }
 
-// The query heads of this warp's rows of an item, on their way while the keys are being asked for.
-struct Queries {
-  uint2 heads[M_ROWS / EPILOGUE_WARPS];
-};
-INLINE void start_queries(const Args& a, Queries& q, u32 request, u32 kv_head, u32 m_first, u32 warp, u32 lane) {
-  constexpr u32 EACH = M_ROWS / EPILOGUE_WARPS;
-#pragma unroll
-  for (u32 i = 0; i < EACH; i++) {
-    const u32 m = m_first + warp * EACH + i, row = m / GROUP;
-    q.heads[i] = make_uint2(0, 0);
-    if (row < BLOCK)
-      q.heads[i] = load_fresh8(a.qkv + (u64)(request * BLOCK + row) * QKV_SIZE + (kv_head * GROUP + m % GROUP) * HEAD + lane * 4);
-  }
-}
-INLINE void finish_queries(const Args& a, const Queries& q, u32 layer, u32 position, u32 m_first, u32 base, u32 warp, u32 lane) {
-  constexpr u32 EACH = M_ROWS / EPILOGUE_WARPS;
-#pragma unroll
-  for (u32 i = 0; i < EACH; i++) {
-    const u32 row = min((m_first + warp * EACH + i) / GROUP, (u32)BLOCK - 1);
-    const float4 head = normed_and_turned(q.heads[i], a.head_norms + layer * 2 * HEAD, a.rope + (u64)(position + row) * ROTARY_PAIRS, lane);
-    store_shared8(base + QUERY_AT + (warp * EACH + i) * KEY_STRIDE + lane * 8, pack4(head));
-  }
-}
-
-// Keys from..to (at most KEYS of them) of the request to shared memory; what lies past `to` becomes zero. A thread takes one
-// unit of 16 bytes of every 16th key; the pages are looked up all at once.
+// Keys from..to (at most KEYS of them) of the request to shared memory, those of the block still raw; what lies past `to`
+// becomes zero. A thread takes one unit of 16 bytes of every 16th key; the pages are looked up all at once.
 INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, u32 kv_head, u32 from, u32 to, u32 base, u32 thread) {
   constexpr u32 EACH = KEYS / 16;
   const u32 unit = thread & 15, first = thread >> 4;
@@ -77,22 +60,30 @@ INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, 
     if (key >= to) {
       store_shared16(at + KEY_AT, make_uint4(0, 0, 0, 0));
       store_shared16(at + VALUE_AT, make_uint4(0, 0, 0, 0));
-    } else if (key < keys.context) {
-      const u16* row = a.pool + pool_rows(pages[i], layer, 0, kv_head) + ((keys.low + key) % PAGE) * HEAD + unit * 8;
-      copy_async16(at + KEY_AT, row);
-      copy_async16(at + VALUE_AT, row + KV_HEADS * PAGE * HEAD);
     } else {
-      copy_async16(at + VALUE_AT, a.qkv + (u64)(request * BLOCK + key - keys.context) * QKV_SIZE + (HEADS + KV_HEADS + kv_head) * HEAD + unit * 8);
+      const u16* row = a.pool + pool_rows(pages[i], layer, 0, kv_head) + ((keys.low + key) % PAGE) * HEAD + unit * 8;
+      u32 values = KV_HEADS * PAGE * HEAD;
+      if (key >= keys.context) {
+        row = a.qkv + (request * BLOCK + key - keys.context) * QKV_SIZE + (HEADS + kv_head) * HEAD + unit * 8;
+        values = KV_HEADS * HEAD;
+      }
+      copy_async16(at + KEY_AT, row);
+      copy_async16(at + VALUE_AT, row + values);
     }
   }
 }
-INLINE void load_block_keys(const Args& a, const Keys& keys, u32 layer, u32 request, u32 kv_head, u32 from, u32 to, u32 base, u32 warp, u32 lane) {
-  const float* factor = a.head_norms + (layer * 2 + 1) * HEAD;
-  for (u32 key = max(from, keys.context) + warp; key < to; key += EPILOGUE_WARPS) {
-    const u32 row = key - keys.context;
-    const uint2 head = load_fresh8(a.qkv + (u64)(request * BLOCK + row) * QKV_SIZE + (HEADS + kv_head) * HEAD + lane * 4);
-    const float4 k = normed_and_turned(head, factor, a.rope + (u64)(keys.low + keys.context + row) * ROTARY_PAIRS, lane);
-    store_shared8(base + KEY_AT + (key - from) * KEY_STRIDE + lane * 8, pack4(k));
+
+// Norms and turns in place, a warp a head: the query heads (if `queries`), then the block's keys among from..to.
+INLINE void finish_heads(u8* scratch, const Keys& keys, float4 q_factor, float4 k_factor, u32 m_first, u32 from, u32 to, bool queries,
+                         u32 warp, u32 lane) {
+  const u32 block_from = max(from, keys.context), block = to > block_from ? to - block_from : 0;
+#pragma unroll 1
+  for (u32 i = (queries ? 0 : M_ROWS) + warp; i < M_ROWS + block; i += EPILOGUE_WARPS) {
+    const bool query = i < M_ROWS;
+    const u32 key = block_from + i - M_ROWS, row = query ? min((m_first + i) / GROUP, (u32)BLOCK - 1) : key - keys.context;
+    uint2* head = (uint2*)(scratch + (query ? QUERY_AT + i * KEY_STRIDE : KEY_AT + (key - from) * KEY_STRIDE)) + lane;
+    const float2* turns = (const float2*)(scratch + TURNS_AT) + row * ROTARY_PAIRS;
+    *head = pack4(normed_and_turned(*head, query ? q_factor : k_factor, turns, lane));
   }
 }
 
@@ -188,7 +179,7 @@ INLINE void weigh_values(u32 base, const float* stats, float (*out)[2][4], bool 
       else out[m][n][0] *= low, out[m][n][1] *= low, out[m][n][2] *= high, out[m][n][3] *= high;
     }
   }
-#pragma unroll 1
+#pragma unroll 2
   for (int k = 0; k < KEYS / 16; k++) {
     const uint4 v = load_matrix4_transposed(base + VALUE_AT + (k * 16 + (lane & 15)) * KEY_STRIDE + warp * 32 + (lane >> 4) * 16);
 #pragma unroll
@@ -215,28 +206,41 @@ INLINE void store_partial(const Args& a, const float (*out)[2][4], const float* 
     a.partial_stats[row + m] = make_float2(stats[m], stats[M_ROWS + m]);
 }
 
+// Asks L2 for the context keys of this CTA's items while the projection of the block's heads is still running.
+INLINE void prefetch_keys(const Args& a, const Stage& s, u32 thread) {
+  const u32 splits = fixed().step[STEP_SPLITS], items = (u32)fixed().step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
+  for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
+    const u32 range = item % splits, head = item / (splits * M_GROUPS), request = head / KV_HEADS;
+    const Keys keys = keys_of(request, s.layer);
+    const u32 begin = range * keys.per, end = min(keys.context, begin + keys.per);
+    for (u32 i = begin * 4 + thread; i < end * 4; i += EPILOGUE_THREADS - 32) {  // two lines of K, two of V a key
+      const u32 position = keys.low + i / 4, page = __ldg(a.pages + request * MAX_PAGES + position / PAGE);
+      prefetch_l2(a.pool + pool_rows(page, s.layer, i / 2 % 2, head % KV_HEADS) + (position % PAGE) * HEAD + i % 2 * 64);
+    }
+  }
+}
+
 INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
-  const u32 warp = thread >> 5, lane = thread & 31, base = shared_address(scratch), splits = key_splits(a);
-  const u32 items = (u32)a.step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
+  const u32 warp = thread >> 5, lane = thread & 31, base = shared_address(scratch), splits = fixed().step[STEP_SPLITS];
+  const u32 items = (u32)fixed().step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
+  const float4* factors = (const float4*)(a.head_norms + s.layer * 2 * HEAD) + lane;
+  const float4 q_factor = __ldg(factors), k_factor = __ldg(factors + HEAD / 4);
   float* stats = (float*)(scratch + STATS_AT);
+#pragma unroll 1
   for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
     const u32 range = item % splits, m_first = item / splits % M_GROUPS * M_ROWS, head = item / (splits * M_GROUPS);
     const u32 request = head / KV_HEADS, kv_head = head % KV_HEADS;
-    const Keys keys = split_keys(a, request, s.window, splits);
+    const Keys keys = keys_of(request, s.layer);
     if (range >= keys.ranges) continue;
     const u32 begin = range * keys.per, end = min(keys.total, begin + keys.per);
-    {
-      Queries queries;
-      start_queries(a, queries, request, kv_head, m_first, warp, lane);
-      start_keys(a, keys, s.layer, request, kv_head, begin, end, base, thread);
-      finish_queries(a, queries, s.layer, keys.low + keys.context, m_first, base, warp, lane);
-    }
+    start_queries(a, request, kv_head, m_first, base, thread);
     float out[M_TILES][2][4];
 #pragma unroll 1
     for (u32 from = begin; from < end; from += KEYS) {
-      if (from != begin) start_keys(a, keys, s.layer, request, kv_head, from, end, base, thread);
-      load_block_keys(a, keys, s.layer, request, kv_head, from, min(end, from + KEYS), base, warp, lane);
+      start_keys(a, keys, s.layer, request, kv_head, from, end, base, thread);
       copy_async_wait();
+      epilogue_sync();
+      finish_heads(scratch, keys, q_factor, k_factor, m_first, from, min(end, from + KEYS), from == begin, warp, lane);
       epilogue_sync();
       scores(base, scratch, keys, m_first, from, end, s.window, warp, lane);
       epilogue_sync();
@@ -251,33 +255,56 @@ INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   fence_bulk_shared();
 }
 
+INLINE void add_weighted(float4& o, float w, float4 v) { o.x += w * v.x, o.y += w * v.y, o.z += w * v.z, o.w += w * v.w; }
+
 // A warp a (row, head): o = sum_r exp(max_r - max) o_r / sum_r exp(max_r - max) l_r over the key ranges r, in their order.
-INLINE void combine(const Args& a, const Stage& s, u32 thread) {
-  const u32 warp = thread >> 5, lane = thread & 31, splits = key_splits(a);
-  for (u32 unit = blockIdx.x + warp * gridDim.x; unit < (u32)a.step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * gridDim.x) {
+// Lane l weighs ranges l, l + 32, ...; the sums come to shared memory AT_ONCE ranges at a time meanwhile.
+INLINE void combine(const Args& a, const Stage& s, u8* scratch, u32 thread) {
+  constexpr u32 TURNS = (MAX_SPLITS + 31) / 32, ROOM = ACTIVATION_BYTES / EPILOGUE_WARPS / 512, AT_ONCE = ROOM < 16 ? ROOM : 16;
+  const u32 warp = thread >> 5, lane = thread & 31, splits = fixed().step[STEP_SPLITS];
+  const float4* sums = (const float4*)(scratch + warp * AT_ONCE * 512) + lane;
+#pragma unroll 1
+  for (u32 unit = blockIdx.x + warp * gridDim.x; unit < (u32)fixed().step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * gridDim.x) {
     const u32 head = unit % HEADS, row = unit / HEADS, request = row / BLOCK;
-    const u32 m = row % BLOCK * GROUP + head % GROUP, group = m / M_ROWS;
-    const u32 ranges = split_keys(a, request, s.window, splits).ranges;
-    const u64 first = (((u64)request * KV_HEADS + head / GROUP) * M_GROUPS + group) * splits;
-    const float2* stats = a.partial_stats + first * M_ROWS + m % M_ROWS;
-    float top = -INFINITY;
-    for (u32 r = lane; r < ranges; r += 32) top = fmaxf(top, __ldcg((const float*)(stats + (u64)r * M_ROWS)));
-#pragma unroll
-    for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+    const u32 m = row % BLOCK * GROUP + head % GROUP, ranges = keys_of(request, s.layer).ranges;
+    const u32 first = ((request * KV_HEADS + head / GROUP) * M_GROUPS + m / M_ROWS) * splits * M_ROWS + m % M_ROWS;
     float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-    float sum = 0.f;
-    const float* from = a.partial + (first * M_ROWS + m % M_ROWS) * HEAD + lane * 4;
-#pragma unroll 8
-    for (u32 r = 0; r < ranges; r++) {
-      const float2 st = __ldcg(stats + (u64)r * M_ROWS);
-      const float4 v = __ldcg((const float4*)(from + (u64)r * M_ROWS * HEAD));
-      const float w = __expf(st.x - top);
-      sum += w * st.y;
-      o.x += w * v.x, o.y += w * v.y, o.z += w * v.z, o.w += w * v.w;
+    float top = -INFINITY, sum = 0.f, weights[TURNS];
+#pragma unroll 1
+    for (u32 from = 0; from < ranges; from += AT_ONCE) {
+      const u32 count = min(AT_ONCE, ranges - from);
+      for (u32 r = 0; r < count; r++)
+        copy_async16(shared_address(sums + r * 32), a.partial + ((u64)first + (from + r) * M_ROWS) * HEAD + lane * 4);
+      if (from == 0) {
+        float2 stats[TURNS];
+#pragma unroll
+        for (u32 t = 0; t < TURNS; t++) {
+          stats[t] = make_float2(-INFINITY, 0.f);
+          if (t * 32 + lane < ranges) stats[t] = __ldcg(a.partial_stats + first + (t * 32 + lane) * M_ROWS);
+        }
+#pragma unroll
+        for (u32 t = 0; t < TURNS; t++) top = fmaxf(top, stats[t].x);
+#pragma unroll
+        for (int i = 16; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+#pragma unroll
+        for (u32 t = 0; t < TURNS; t++) weights[t] = __expf(stats[t].x - top), sum += weights[t] * stats[t].y;
+#pragma unroll
+        for (int i = 16; i; i >>= 1) sum += __shfl_xor_sync(~0u, sum, i);
+      }
+      copy_async_wait();
+      __syncwarp();
+      for (u32 r = 0; r < count; r++) {
+        float w = weights[0];
+#pragma unroll
+        for (u32 t = 1; t < TURNS; t++) w = (from + r) / 32 == t ? weights[t] : w;
+        add_weighted(o, __shfl_sync(~0u, w, (from + r) & 31), sums[r * 32]);
+      }
+      __syncwarp();
     }
     const float inverse = __fdividef(1.f, sum);
     o.x = round_bf16(o.x * inverse) * FEEDS_MX, o.y = round_bf16(o.y * inverse) * FEEDS_MX;
     o.z = round_bf16(o.z * inverse) * FEEDS_MX, o.w = round_bf16(o.w * inverse) * FEEDS_MX;
     *(uint2*)(a.attended + fragment(row, head * HEAD + lane * 4, Q_PADDED * 16)) = pack4(o);
   }
+  fence_bulk_shared();
 }

@@ -20,6 +20,7 @@ struct Bounds {
 
 // Small things at fixed places.
 struct Fixed {
+  int step[STEP_WORDS];                     // inputs of the step; 16-byte aligned
   Stage stages[MAX_STAGES];
   u64 full[RING_SLOTS], empty[RING_SLOTS];  // mbarriers of the rings
   u64 ready;                                // mbarrier: the input part is in shared memory

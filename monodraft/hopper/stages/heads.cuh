@@ -11,14 +11,13 @@ INLINE float rotate(float own, float other, float2 turn, bool first) {
   return first ? __fsub_rn(a, b) : __fadd_rn(a, b);
 }
 
-// bf16 head -> float32: x * rstd * factor, then pairs (i, i + ROTARY_PAIRS) turned by `turns` [ROTARY_PAIRS].
-INLINE float4 normed_and_turned(uint2 head, const float* factor, const float2* turns, u32 lane) {
+// bf16 head -> float32: x * rstd * f, then pairs (i, i + ROTARY_PAIRS) turned by `turns` [ROTARY_PAIRS].
+INLINE float4 normed_and_turned(uint2 head, float4 f, const float2* turns, u32 lane) {
   float4 x = unpack4(head);
   float sum = x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
 #pragma unroll
   for (int m = 16; m; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
   const float rstd = rsqrtf(sum * (1.f / HEAD) + NORM_EPS);
-  const float4 f = __ldg((const float4*)factor + lane);
   x.x = x.x * rstd * f.x, x.y = x.y * rstd * f.y, x.z = x.z * rstd * f.z, x.w = x.w * rstd * f.w;
   constexpr u32 LANES = ROTARY_PAIRS / 4;  // lanes that hold the first elements
   const bool first = lane < LANES, turned = lane < 2 * LANES;
@@ -28,7 +27,7 @@ INLINE float4 normed_and_turned(uint2 head, const float* factor, const float2* t
   o.z = __shfl_sync(~0u, x.z, partner), o.w = __shfl_sync(~0u, x.w, partner);
   if (!turned) return x;
   const float4* t = (const float4*)(turns + (first ? lane : partner) * 4);
-  const float4 t0 = __ldg(t), t1 = __ldg(t + 1);
+  const float4 t0 = t[0], t1 = t[1];
   return make_float4(rotate(x.x, o.x, make_float2(t0.x, t0.y), first), rotate(x.y, o.y, make_float2(t0.z, t0.w), first),
                      rotate(x.z, o.z, make_float2(t1.x, t1.y), first), rotate(x.w, o.w, make_float2(t1.z, t1.w), first));
 }

@@ -45,7 +45,7 @@ INLINE void load_part(const Args& a, const Stage& s, const Health& health, u32 p
     }
     return;
   }
-  const u32 rows = a.step[STEP_CONTEXT], units = size / 8;  // of 16 bytes, per row
+  const u32 rows = fixed().step[STEP_CONTEXT], units = size / 8;  // of 16 bytes, per row
 #pragma unroll 4
   for (u32 i = thread; i < ROWS * units; i += EPILOGUE_THREADS) {
     const u32 row = i / units, k = (i - row * units) * 8;
@@ -114,10 +114,10 @@ INLINE float tile_sum(float v) {
 
 // Stores the finished pair y of (row, columns k, k + 1). All 32 lanes call it, `live` or not.
 INLINE void finish_pair(const Args& a, const Stage& s, float2 y, float2 up, u32 row, u32 k, bool live) {
-  if (s.out == OUT_ROWS) {
+  if (s.out == OUT_ROWS || s.out == OUT_HEADS) {
     if (live) *(u32*)((u16*)s.output + (u64)row * s.columns + k) = pack_bf16(y.x, y.y);
   } else if (s.out == OUT_LOGITS) {
-    if (live && row < (u32)a.step[STEP_REQUESTS] * BLOCK)
+    if (live && row < (u32)fixed().step[STEP_REQUESTS] * BLOCK)
       *(float2*)((float*)s.output + (u64)row * s.columns + k) = make_float2(round_bf16(y.x), round_bf16(y.y));
   } else if (s.out == OUT_GATED) {
     if (live) {
@@ -160,7 +160,7 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
       else if (thread < ROWS) factor[thread] = 1.f;
       epilogue_sync();
     }
-    if (s.out == OUT_LOGITS && blockIdx.x < (u32)a.step[STEP_REQUESTS] * BLOCK) {
+    if (s.out == OUT_LOGITS && blockIdx.x < (u32)fixed().step[STEP_REQUESTS] * BLOCK) {
       wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
       confidence += confidence_part(a, factor + ROWS, blockIdx.x, part * s.part_chunks * chunk,
                                     chunks_of_part(s, part) * chunk, thread);

@@ -15,20 +15,24 @@ INLINE u64 greatest_of_warp(u64 v) {
   return v;
 }
 
-// Base logits of the requests in this lane's columns (2 t, 2 t + 1 of every tile of 8) for rows g and g + 8 of a row block;
-// clears the sums.
-INLINE void load_base(const Args& a, u32 step, float (*base)[2][2], float (*acc)[4], u32 block, u32 requests, u32 lane) {
+// Base logits of the requests in this lane's columns (2 t, 2 t + 1 of every tile of 8) for rows g and g + 8 of a row block.
+INLINE void load_base(const Args& a, u32 step, float (*base)[2][2], u32 block, u32 requests, u32 lane) {
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       const u32 request = n * 8 + 2 * (lane & 3) + c;
-      acc[n][c] = acc[n][2 + c] = base[n][c][0] = base[n][c][1] = 0.f;
+      base[n][c][0] = base[n][c][1] = 0.f;
       if (request < requests) {
         const float* from = a.logits + (u64)(request * BLOCK + step) * VOCAB_PADDED + block * 16 + (lane >> 2);
         base[n][c][0] = __ldcg(from), base[n][c][1] = __ldcg(from + 8);
       }
     }
+}
+
+INLINE void clear(float (*acc)[4]) {
+#pragma unroll
+  for (int n = 0; n < ROW_TILES; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
 }
 
 // Exact corrected logits of a row block, base + bf16(w2 e), against the best so far. `acc` carries ACTIVATION_SCALE.
@@ -72,13 +76,14 @@ INLINE void markov_compute(const Args& a, const Stage& s, const Health& health, 
                            u32& ready_parity, u32 warp, u32 lane, u32 stage) {
   const u32 start = first_row_block(s), x = shared_address(shared_bias());
   if (start >= s.row_blocks) return;
-  const u32 requests = a.step[STEP_REQUESTS];
   u64 best[ROW_TILES][2] = {};
   wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
   ready_parity ^= 1u;
+  const u32 requests = fixed().step[STEP_REQUESTS];
   for (u32 block = start + warp * gridDim.x; block < s.row_blocks; block += COMPUTE_WARPS * gridDim.x) {
     float base[ROW_TILES][2][2], acc[ROW_TILES][4];
-    load_base(a, s.step, base, acc, block, requests, lane);
+    load_base(a, s.step, base, block, requests, lane);
+    clear(acc);
     for (u32 c = 0; c < RANK_PADDED / 128; c++) consume_chunk<false, BIAS_PLANE>(health, ring, acc, x + c * 2048, lane, stage);
     keep_best(a, s.step, base, acc, best, block, requests, lane);
   }
@@ -91,11 +96,13 @@ INLINE u32 scaled_pair(u32 v) { return pack_bf16(low_bf16(v) * ACTIVATION_SCALE,
 
 // previous[request] from the candidates that every CTA published at the step before.
 INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
-  const u32 requests = a.step[STEP_REQUESTS];
+  const u32 requests = fixed().step[STEP_REQUESTS];
   for (u32 r = warp; r < requests; r += EPILOGUE_WARPS) {
     const u64* from = a.best + ((u64)(step & 1) * ROWS + r) * gridDim.x;
     u64 v = 0;
-    for (u32 i = lane; i < gridDim.x; i += 32) v = greater(v, __ldcg(from + i));
+#pragma unroll
+    for (u32 i = 0; i < (GRID + 31) / 32; i++)
+      if (i * 32 + lane < GRID) v = greater(v, __ldcg(from + i * 32 + lane));
     v = greatest_of_warp(v);
     if (lane == 0) {
       previous[r] = min(~(u32)v, (u32)VOCAB - 1);
@@ -106,9 +113,9 @@ INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
 
 INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& ready_parity, u32* previous,
                             u32 thread) {
-  const u32 warp = thread >> 5, lane = thread & 31, requests = a.step[STEP_REQUESTS];
+  const u32 warp = thread >> 5, lane = thread & 31, requests = fixed().step[STEP_REQUESTS];
   if (s.step) choose(a, s.step - 1, previous, warp, lane);
-  else if (thread < requests) previous[thread] = a.step[STEP_ANCHOR + thread];
+  else if (thread < requests) previous[thread] = fixed().step[STEP_ANCHOR + thread];
   epilogue_sync();
   const bool busy = first_row_block(s) < s.row_blocks;
   if (busy) {
@@ -118,17 +125,7 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
       store_shared16(shared_address(shared_bias()) + fragment(r, k, BIAS_PLANE),
                      make_uint4(scaled_pair(e.x), scaled_pair(e.y), scaled_pair(e.z), scaled_pair(e.w)));
     }
-    if (s.kind == KIND_MARKOV_BOUNDED)
-      for (u32 r = warp; r < requests; r += EPILOGUE_WARPS) {
-        float sum = 0.f;
-        for (u32 k = lane; k < RANK; k += 32) {
-          const float e = low_bf16(__ldg(a.w1 + (u64)previous[r] * RANK + k));
-          sum += e * e;
-        }
-#pragma unroll
-        for (int m = 16; m; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
-        if (lane == 0) fixed().bounds.length[r] = fast_root(sum) * 1.0001f;
-      }
+    if (thread < requests) fixed().bounds.length[thread] = __ldg(a.w1_lengths + previous[thread]);
     epilogue_sync();
     if (thread == 0) phase_arrive(ready_bar());
     ready_parity ^= 1u;

@@ -34,27 +34,58 @@ INLINE void bound_block(const float* slack, const float (*base)[2][2], const flo
     }
 }
 
+struct Scanned {
+  float base[ROW_TILES][2][2], slack[2];
+};
+INLINE void load_scanned(const Args& a, u32 step, Scanned& s, u32 block, u32 lane) {
+  load_base(a, step, s.base, block, fixed().step[STEP_REQUESTS], lane);
+  s.slack[0] = __ldg(a.slack + block * 16 + (lane >> 2));
+  s.slack[1] = __ldg(a.slack + block * 16 + 8 + (lane >> 2));
+}
+
+// Copies a chunk to where it stays.
+INLINE void keep_chunk(u32 slot, u32 kept, u32 lane) {
+#pragma unroll 1
+  for (u32 i = lane * 16; i < SLOT_BYTES; i += 512) store_shared16(kept + i, load_shared16(slot + i));
+}
+
 INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& health, Ring& ring,
                                    Passes& passes, u32& ready_parity, u32& arrived_parity, u32 warp, u32 lane, u32 stage) {
   const u32 start = first_row_block(s), x = shared_address(shared_bias());
   if (start >= s.row_blocks) return;
-  const u32 requests = a.step[STEP_REQUESTS];
   Bounds& bounds = fixed().bounds;
   float* upper = (float*)shared_activations();
-  const u32 buffer = shared_address(shared_activations()) + ACTIVATION_BYTES - (COMPUTE_WARPS - warp) * CANDIDATE_BYTES;
+  const u32 buffer = shared_address(shared_activations()) + ACTIVATION_BYTES - (CANDIDATE_WARPS - warp) * CANDIDATE_BYTES;
   float least[ROW_TILES][2];
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++) least[n][0] = least[n][1] = -INFINITY;
+  // Base logits and slack of a block are on their way while the one before is computed; the first even before the vectors
+  // are there, if an earlier stage of this launch has seen the LM head's end.
+  const u32 stride = COMPUTE_WARPS * gridDim.x;
+  u32 block = start + warp * gridDim.x, turns = 0;
+  Scanned next;
+  const bool early = s.step && stage > (u32)a.first;
+  if (early && block < s.row_blocks) load_scanned(a, s.step, next, block, lane);
   wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
   ready_parity ^= 1u;
+  const u32 requests = fixed().step[STEP_REQUESTS];
+  if (!early && block < s.row_blocks) load_scanned(a, s.step, next, block, lane);
   if (warp == 0 && lane == 0) bounds.count = 0;
-  u32 turns = 0;
-  for (u32 block = start + warp * gridDim.x; block < s.row_blocks; block += COMPUTE_WARPS * gridDim.x, turns++) {
-    float base[ROW_TILES][2][2], acc[ROW_TILES][4];
-    load_base(a, s.step, base, acc, block, requests, lane);
-    const float slack[2] = {__ldg(a.slack + block * 16 + (lane >> 2)), __ldg(a.slack + block * 16 + 8 + (lane >> 2))};
-    for (u32 c = 0; c < s.chunks; c++) consume_chunk<true, BIAS_PLANE>(health, ring, acc, x + c * 4096, lane, stage);
-    bound_block(slack, base, acc, bounds.length, upper + upper_index(turns, warp, 0), least, block, requests, lane);
+  for (; block < s.row_blocks; block += stride, turns++) {
+    const Scanned now = next;
+    if (block + stride < s.row_blocks) load_scanned(a, s.step, next, block + stride, lane);
+    float acc[ROW_TILES][4];
+    clear(acc);
+    const u32 kept = shared_address(shared_activations()) + RESIDENT_AT + (turns * COMPUTE_WARPS + warp) * SLOT_BYTES;
+    const bool stays = turns < MARKOV_RESIDENT, there = stays && early;
+    for (u32 c = 0; c < s.chunks; c++) {
+      const u32 slot = there ? kept : ring.base + ring.slot * SLOT_BYTES;
+      if (!there) wait_phase(health, ring.full + ring.slot * 8, ring.parity, stage, REGION_WEIGHTS);
+      if (stays && !there) keep_chunk(slot, kept, lane);
+      multiply_chunk<true, BIAS_PLANE>(acc, slot, x + c * 4096, lane);
+      if (!there) release_chunk(ring, lane);
+    }
+    bound_block(now.slack, now.base, acc, bounds.length, upper + upper_index(turns, warp, 0), least, block, requests, lane);
   }
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++)
@@ -66,16 +97,16 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
       if (lane < 4) bounds.least[warp][n * 8 + 2 * lane + c] = v;
     }
   named_sync(BARRIER_COMPUTE, COMPUTE_WARPS * 32);
-  for (u32 turn = 0; turn < turns; turn++) {
+  for (u32 turn = lane >> 4; turn < turns + (lane >> 4); turn += 2) {  // two blocks of 16 rows at a time
     bool candidate_row = false;
-    if (lane < 16)
-      for (u32 r = 0; r < requests; r++) {
-        float bound = -INFINITY;
+    for (u32 r = 0; r < requests; r++) {
+      float bound = -INFINITY;
 #pragma unroll
-        for (int w = 0; w < COMPUTE_WARPS; w++) bound = fmaxf(bound, bounds.least[w][r]);
-        candidate_row |= !(upper[upper_index(turn, warp, lane) + r] < bound);
-      }
-    if (__any_sync(~0u, candidate_row) && lane == 0)
+      for (int w = 0; w < COMPUTE_WARPS; w++) bound = fmaxf(bound, bounds.least[w][r]);
+      candidate_row |= turn < turns && !(upper[upper_index(turn, warp, lane & 15) + r] < bound);
+    }
+    const u32 rows = __ballot_sync(~0u, candidate_row) >> (lane & 16) & 0xffffu;
+    if (rows && (lane & 15) == 0)
       bounds.blocks[atomicAdd(&bounds.count, 1u)] = start + (turn * COMPUTE_WARPS + warp) * gridDim.x;
   }
   named_sync(BARRIER_COMPUTE, COMPUTE_WARPS * 32);
@@ -83,14 +114,15 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
   u64 best[ROW_TILES][2] = {};
   const u32 count = bounds.count, bar = shared_address(&bounds.arrived[warp]);
   if (warp == 0 && lane == 0) atomicAdd(a.rescored + s.step, count);
-  for (u32 i = warp; i < count; i += COMPUTE_WARPS) {
-    const u32 block = bounds.blocks[i];
+  for (u32 i = warp; i < count && warp < CANDIDATE_WARPS; i += CANDIDATE_WARPS) {
+    block = bounds.blocks[i];
     if (lane == 0) {
       phase_expect(bar, CANDIDATE_BYTES);
       bulk_copy(buffer, a.w2 + (u64)block * CANDIDATE_BYTES, CANDIDATE_BYTES, bar);
     }
     float base[ROW_TILES][2][2], acc[ROW_TILES][4];
-    load_base(a, s.step, base, acc, block, requests, lane);
+    load_base(a, s.step, base, block, requests, lane);
+    clear(acc);
     wait_phase(health, bar, arrived_parity, stage, REGION_WEIGHTS);
     arrived_parity ^= 1u;
     for (u32 c = 0; c < RANK_PADDED / 128; c++) multiply_chunk<false, BIAS_PLANE>(acc, buffer + c * 4096, x + c * 2048, lane);

@@ -25,10 +25,13 @@
 #define MARKOV_BLOCKS ((VOCAB_PADDED / 16 + GRID - 1) / GRID + COMPUTE_WARPS)
 #define MARKOV_REQUESTS (ROWS / BLOCK)
 #define CANDIDATE_BYTES (RANK_PADDED / 128 * 4096)
+#define CANDIDATE_WARPS 4
+// In one launch, the first MARKOV_RESIDENT chunks of a warp stay in shared memory from the chain's first step on.
+#define RESIDENT_AT ((MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
 enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED };
-enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS };
+enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS, OUT_HEADS };
 
 // One stage. A linear computes [16 * row_blocks] x K for all rows; its weights lie in chunks [row block][chunk].
 struct Stage {
@@ -45,10 +48,13 @@ struct Stage {
 
 #define STEP_REQUESTS 0
 #define STEP_CONTEXT 1
+#define STEP_SPLITS 2            // ranges that the keys of a KV head are cut into at most
 #define STEP_ANCHOR 16
 #define STEP_POSITION 32
 #define STEP_CONTEXT_REQUEST 48
 #define STEP_CONTEXT_POSITION 64
+#define STEP_KEYS 80             // per layer and request: first context position, keys per range, ranges in use, 0
+#define STEP_WORDS (STEP_KEYS + LAYERS * ROWS * 4)
 
 struct Args {
   const Stage* stages;
@@ -57,6 +63,7 @@ struct Args {
   const u16* embed;           // [VOCAB][HIDDEN]
   const u16* w1;              // [VOCAB][RANK]
   const u8* w2;               // bf16 chunks, for candidates of the bounded stage
+  const float* w1_lengths;    // [VOCAB] ||w1 row||, rounded up
   const float* slack;         // [VOCAB_PADDED] error of a row of w2 in MXFP8, per unit of ||w1[previous]||
   const float2* rope;         // [positions][ROTARY_PAIRS] cos, sin
   const float* head_norms;    // [LAYERS][q, k][HEAD]

@@ -3,15 +3,15 @@
 #include "heads.cuh"
 
 INLINE void commit_context(const Args& a, u32 warp, u32 lane) {
-  const u32 rows = a.step[STEP_CONTEXT];
+  const u32 rows = fixed().step[STEP_CONTEXT];
   for (u32 unit = blockIdx.x + warp * gridDim.x; unit < rows * LAYERS * KV_HEADS; unit += EPILOGUE_WARPS * gridDim.x) {
     const u32 kv_head = unit % KV_HEADS, layer = unit / KV_HEADS % LAYERS, row = unit / (KV_HEADS * LAYERS);
-    const u32 request = a.step[STEP_CONTEXT_REQUEST + row], position = a.step[STEP_CONTEXT_POSITION + row];
+    const u32 request = fixed().step[STEP_CONTEXT_REQUEST + row], position = fixed().step[STEP_CONTEXT_POSITION + row];
     const u32 page = a.pages[request * MAX_PAGES + position / PAGE];
     const u16* from = a.context_kv + (((u64)row * LAYERS + layer) * 2 * KV_HEADS + kv_head) * HEAD + lane * 4;
     uint2 k = load_fresh8(from), v = load_fresh8(from + KV_HEADS * HEAD);
     u16* to = a.pool + pool_rows(page, layer, 0, kv_head) + (position % PAGE) * HEAD + lane * 4;
-    const float* factor = a.head_norms + (layer * 2 + 1) * HEAD;
+    const float4 factor = __ldg((const float4*)(a.head_norms + (layer * 2 + 1) * HEAD) + lane);
     *(uint2*)to = pack4(normed_and_turned(k, factor, a.rope + (u64)position * ROTARY_PAIRS, lane));
     *(uint2*)(to + KV_HEADS * PAGE * HEAD) = v;
   }
@@ -19,12 +19,12 @@ INLINE void commit_context(const Args& a, u32 warp, u32 lane) {
 
 // Row r is row r % BLOCK of request r / BLOCK: the anchor's embedding, then the mask's. Unused rows are zero.
 INLINE void embed_block(const Args& a, u32 thread) {
-  const u32 rows = a.step[STEP_REQUESTS] * BLOCK;
+  const u32 rows = fixed().step[STEP_REQUESTS] * BLOCK;
   for (u32 unit = blockIdx.x * EPILOGUE_THREADS + thread; unit < ROWS * HIDDEN_PADDED / 8; unit += gridDim.x * EPILOGUE_THREADS) {
     const u32 row = (unit >> 2) & (ROWS - 1), k = ((unit >> 2) / ROWS * 4 + (unit & 3)) * 8;
     uint4 v = make_uint4(0, 0, 0, 0);
     if (row < rows && k < HIDDEN) {
-      const u32 token = row % BLOCK ? MASK_TOKEN : a.step[STEP_ANCHOR + row / BLOCK];
+      const u32 token = row % BLOCK ? MASK_TOKEN : fixed().step[STEP_ANCHOR + row / BLOCK];
       v = __ldg((const uint4*)(a.embed + (u64)token * HIDDEN + k));
     }
     const u32 at = fragment(row, k, HIDDEN_PADDED * 16);

@@ -22,6 +22,7 @@ struct Producer {
     const Stage& s = stages[stage];
     row_block = first_row_block(s) + (lane >> s.split_log2) * gridDim.x;
     chunk = lane & ((1u << s.split_log2) - 1);
+    if (s.kind == KIND_MARKOV_BOUNDED && s.step && stage) row_block += MARKOV_RESIDENT * COMPUTE_WARPS * gridDim.x;
   }
   INLINE void settle() {  // to the next chunk that exists
     for (;;) {
@@ -105,12 +106,17 @@ INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
   }
 }
 
+// Hands the oldest slot back to the producer.
+INLINE void release_chunk(Ring& ring, u32 lane) {
+  __syncwarp();
+  if (lane == 0) phase_arrive(ring.empty + ring.slot * 8);
+  ring.advance();
+}
+
 // Waits for the next chunk, multiplies it, hands the slot back.
 template <bool MX, u32 STRIDE>
 INLINE void consume_chunk(const Health& health, Ring& ring, float (*acc)[4], u32 x, u32 lane, u32 stage) {
   wait_phase(health, ring.full + ring.slot * 8, ring.parity, stage, REGION_WEIGHTS);
   multiply_chunk<MX, STRIDE>(acc, ring.base + ring.slot * SLOT_BYTES, x, lane);
-  __syncwarp();
-  if (lane == 0) phase_arrive(ring.empty + ring.slot * 8);
-  ring.advance();
+  release_chunk(ring, lane);
 }
