@@ -115,7 +115,7 @@ def _regions(plan: Plan) -> Table:
 def _summary(plan: Plan, total: Any, checked: int, gpu: str) -> list[str]:
     shape = plan.shape
     return [
-        f"order: no cycle; {checked} pairs of a read and the next write are ordered ({shape.ranks} ranks, two launches)",
+        f"order: no cycle; {checked} pairs of a read and the next write in order ({shape.ranks} ranks, two launches)",
         f"LDS {lds_map(shape).nbytes / 1024:.1f} of {LDS_BYTES // 1024} KB a CTA; a rank holds"
         f" {weight_block(shape).nbytes / 1e6:.1f} MB of weights, {local_block(shape).nbytes / 1e6:.2f} MB of scratch,"
         f" {exchange_block(shape).nbytes / 1e6:.2f} MB that peers write",

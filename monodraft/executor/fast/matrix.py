@@ -127,6 +127,9 @@ def scaled(t: Translation, op: Op, x: Operands) -> list[str]:
     return emit_call(t, shape, left, right, x[2], bytes_)
 
 
+MODIFIERS = ("cbsz", "abid", "blgp")
+
+
 @known(*KINDS)
 def plain(t: Translation, op: Op, x: Operands) -> list[str]:
     """v_mfma_f32_* without scales."""
@@ -135,7 +138,8 @@ def plain(t: Translation, op: Op, x: Operands) -> list[str]:
     name = table_name(op)
     match = re.search(r"\.(\d+)x\d+x(\d+)", name)
     assert match is not None
-    if any(op.attributes.get(each) for each in ("cbsz", "abid", "blgp")):
+    # A modifier that is off is absent, 0, or an attribute that ends in "none".
+    if any(str(op.attributes.get(each, 0)).rstrip(">").rsplit(" ")[-1] not in ("0", "none") for each in MODIFIERS):
         raise Unknown("broadcast or negation modifiers of mfma")
     kind = KINDS[name]
     shape = Shape(int(match[1]), int(match[2]), kind, kind, False)
@@ -307,24 +311,29 @@ def element(t: Text, source: str, form: str, j: int) -> str:
         bits = t.load("vector<64xi16>", t.at(source, 128 * j), 64)
         wide = t.value(f"llvm.zext {bits} : vector<64xi16> to {words}")
         return t.value(f"llvm.bitcast {t.op('shl', words, wide, t.number(16, words))} : {words} to {floats}")
-    # Small formats: exponent and mantissa moved to where f32 has them, then times a power of two.
-    per, bits_, shift, factor, nan = {
-        "fp8_e4m3": (4, 8, 20, "0x7B800000", 0x7F),
-        "fp8_e5m2": (4, 8, 21, "0x77800000", 0x7D),
-        "fp4_e2m1": (8, 4, 22, "0x7E800000", 0),
+    # Small formats: exponent and mantissa moved to where f32 has them and rebiased; subnormals as integers. (A product
+    # with a power of two would do both, but subnormal operands cost the host 150 cycles each.)
+    per, bits_, mantissa, unit, rebias, special = {
+        "fp8_e4m3": (4, 8, 3, "0x3B000000", 120 << 23, 0x7F),
+        "fp8_e5m2": (4, 8, 2, "0x37800000", 112 << 23, 0x7D),
+        "fp4_e2m1": (8, 4, 1, "0x3F000000", 126 << 23, 0),
     }[form]
     word = t.load(words, t.at(source, 256 * (j // per)), 64)
     code = t.op("lshr", words, word, t.number(bits_ * (j % per), words)) if j % per else word
     top = 1 << (bits_ - 1)
     size = t.op("and", words, code, t.number(top - 1, words))
     sign = t.op("shl", words, t.op("and", words, code, t.number(top, words)), t.number(32 - bits_, words))
-    raised = t.value(f"llvm.bitcast {t.op('shl', words, size, t.number(shift, words))} : {words} to {floats}")
-    value = t.op("fmul", floats, raised, t.number(factor, floats))
+    moved = t.op("shl", words, size, t.number(23 - mantissa, words))
+    normal = t.value(f"llvm.bitcast {t.op('add', words, moved, t.number(rebias, words))} : {words} to {floats}")
+    whole = t.value(f"llvm.sitofp {size} : {words} to {floats}")
+    small = t.op("fmul", floats, whole, t.number(unit, floats))
+    below = t.value(f'llvm.icmp "ult" {size}, {t.number(1 << mantissa, words)} : {words}')
+    value = t.value(f"llvm.select {below}, {small}, {normal} : vector<64xi1>, {floats}")
     if form == "fp8_e5m2":
         infinite = t.value(f'llvm.icmp "eq" {size}, {t.number(0x7C, words)} : {words}')
         value = t.value(f"llvm.select {infinite}, {t.number('0x7F800000', floats)}, {value} : vector<64xi1>, {floats}")
-    if nan:
-        above = t.value(f'llvm.icmp "uge" {size}, {t.number(nan, words)} : {words}')
+    if special:
+        above = t.value(f'llvm.icmp "uge" {size}, {t.number(special, words)} : {words}')
         value = t.value(f"llvm.select {above}, {t.number('0x7FC00000', floats)}, {value} : vector<64xi1>, {floats}")
     signed = t.op("or", words, t.value(f"llvm.bitcast {value} : {floats} to {words}"), sign)
     return t.value(f"llvm.bitcast {signed} : {words} to {floats}")
