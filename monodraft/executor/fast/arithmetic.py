@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monodraft.executor.fast.emit import BYTES, F16, F32, F64, I1, I8, I16, I32, I64, lane_type, vec
-from monodraft.executor.fast.table import Operands, Unknown, known
+from monodraft.executor.fast.table import Operands, Unknown, known, table_name
 from monodraft.executor.program import Op, Pointer, Scalar, Type, element
 
 if TYPE_CHECKING:
@@ -132,13 +132,13 @@ def freeze(t: Translation, op: Op, x: Operands) -> list[str]:
     return x[0]
 
 
-ONE_OPERAND = ("fabs", "floor", "ceil", "trunc", "rint", "roundeven", "nearbyint", "round", "sqrt")
+ONE_OPERAND = ("fabs", "floor", "ceil", "trunc", "rint", "roundeven", "nearbyint", "sqrt")
 
 
 @known(*(f"llvm.intr.{name}" for name in ONE_OPERAND))
 def float_unary(t: Translation, op: Op, x: Operands) -> list[str]:
     """Exact (or, for sqrt, correctly rounded) functions of one float."""
-    return [in_f32(t, op, op.name[10:], a) for a in x[0]]
+    return [in_f32(t, op, table_name(op)[10:], a) for a in x[0]]
 
 
 def in_f32(t: Translation, op: Op, name: str, *x: str) -> str:
@@ -184,7 +184,7 @@ MAXIMA = {
 @known(*MAXIMA)
 def extremum(t: Translation, op: Op, x: Operands) -> list[str]:
     """maximum and minimum: a NaN wins; maxnum and minnum: a number wins. +0 is above -0 in all of them."""
-    which, nan_wins = MAXIMA[op.name]
+    which, nan_wins = MAXIMA[table_name(op)]
     return [float_extremum(t, t.type(op.results[0]), which, nan_wins, a, b) for a, b in zip(x[0], x[1], strict=True)]
 
 
@@ -215,34 +215,44 @@ def quiet(t: Translation, x: str, name: str, whole: str) -> str:
     return e.select(e.float_test("uno", x, x, name), quieted, x, name)
 
 
+@known("llvm.amdgcn.fmed3")
+def median(t: Translation, op: Op, x: Operands) -> list[str]:
+    """The middle of three: maxnum(minnum(a, b), minnum(maxnum(a, b), c))."""
+    kind, (a, b, c) = t.type(op.results[0]), (each[0] for each in x)
+    low, high = (float_extremum(t, kind, which, False, a, b) for which in ("min", "max"))
+    return [float_extremum(t, kind, "max", False, low, float_extremum(t, kind, "min", False, high, c))]
+
+
+@known("llvm.amdgcn.mul.hi", "llvm.amdgcn.mulhi")
+def high_product(t: Translation, op: Op, x: Operands) -> list[str]:
+    """The high half of a 32 x 32 unsigned product."""
+    e = t.e
+    wide = e.lanes("mul", I64, *(e.convert("zext", each[0], I32, I64) for each in x))
+    return [e.convert("trunc", e.lanes("lshr", I64, wide, e.splat_bits(32, I64)), I64, I32)]
+
+
 @known(*(f"llvm.intr.{name}" for name in ("smax", "smin", "umax", "umin")))
 def integer_extremum(t: Translation, op: Op, x: Operands) -> list[str]:
     kind = t.element_of(op.results[0])
-    return [t.e.intrinsic(op.name[10:], kind, a, b) for a, b in zip(x[0], x[1], strict=True)]
+    return [t.e.intrinsic(table_name(op)[10:], kind, a, b) for a, b in zip(x[0], x[1], strict=True)]
 
 
-@known(*(f"llvm.intr.{name}" for name in ("ctpop", "bitreverse", "bswap")))
+@known(*(f"llvm.intr.{name}" for name in ("ctpop", "bswap")))
 def count_bits(t: Translation, op: Op, x: Operands) -> list[str]:
-    return [t.e.intrinsic(op.name[10:], t.element_of(op.results[0]), a) for a in x[0]]
+    return [t.e.intrinsic(table_name(op)[10:], t.element_of(op.results[0]), a) for a in x[0]]
 
 
 @known("llvm.intr.ctlz", "llvm.intr.cttz")
 def count_zeros(t: Translation, op: Op, x: Operands) -> list[str]:
     """The width for 0."""
     kind = vec(t.element_of(op.results[0]))
-    return [t.e.value(f'"{op.name}"({a}) <{{is_zero_poison = false}}> : ({kind}) -> {kind}') for a in x[0]]
+    return [t.e.value(f'"{table_name(op)}"({a}) <{{is_zero_poison = false}}> : ({kind}) -> {kind}') for a in x[0]]
 
 
 @known("llvm.intr.abs")
 def absolute(t: Translation, op: Op, x: Operands) -> list[str]:
     kind = vec(t.element_of(op.results[0]))
-    return [t.e.value(f'"{op.name}"({a}) <{{is_int_min_poison = false}}> : ({kind}) -> {kind}') for a in x[0]]
-
-
-@known("llvm.intr.fshl", "llvm.intr.fshr")
-def funnel_shift(t: Translation, op: Op, x: Operands) -> list[str]:
-    kind = t.element_of(op.results[0])
-    return [t.e.intrinsic(op.name[10:], kind, a, b, c) for a, b, c in zip(*x, strict=True)]
+    return [t.e.value(f'"{table_name(op)}"({a}) <{{is_int_min_poison = false}}> : ({kind}) -> {kind}') for a in x[0]]
 
 
 REDUCTIONS = ("add", "mul", "and", "or", "xor", "smax", "smin", "umax", "umin")
@@ -251,7 +261,7 @@ REDUCTIONS = ("add", "mul", "and", "or", "xor", "smax", "smin", "umax", "umin")
 @known(*(f"llvm.intr.vector.reduce.{name}" for name in REDUCTIONS))
 def reduce_integers(t: Translation, op: Op, x: Operands) -> list[str]:
     """Over the components of each lane's vector."""
-    name, kind, result = op.name.rpartition(".")[2], t.element_of(op.results[0]), x[0][0]
+    name, kind, result = table_name(op).rpartition(".")[2], t.element_of(op.results[0]), x[0][0]
     for part in x[0][1:]:
         result = t.e.intrinsic(name, kind, result, part) if "m" in name[1:2] else t.e.lanes(name, kind, result, part)
     return [result]
@@ -262,7 +272,7 @@ def reduce_floats(t: Translation, op: Op, x: Operands) -> list[str]:
     """From the left, start value first, one rounding each."""
     if is_bf16(t.type(op.results[0])):
         raise Unknown(f"{op.name} on bf16")
-    return [t.e.chain(op.name.rpartition(".")[2], t.element_of(op.results[0]), [x[0][0], *x[1]])]
+    return [t.e.chain(table_name(op).rpartition(".")[2], t.element_of(op.results[0]), [x[0][0], *x[1]])]
 
 
 FLOAT_REDUCTIONS = {
@@ -275,7 +285,7 @@ FLOAT_REDUCTIONS = {
 
 @known(*(f"llvm.intr.vector.reduce.{name}" for name in FLOAT_REDUCTIONS))
 def reduce_extremum(t: Translation, op: Op, x: Operands) -> list[str]:
-    which, nan_wins = FLOAT_REDUCTIONS[op.name.rpartition(".")[2]]
+    which, nan_wins = FLOAT_REDUCTIONS[table_name(op).rpartition(".")[2]]
     result = x[0][0]
     for part in x[0][1:]:
         result = float_extremum(t, t.type(op.results[0]), which, nan_wins, result, part)

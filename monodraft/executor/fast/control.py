@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monodraft.executor.fast.emit import I32, I64
+from monodraft.executor.fast.emit import I64
 from monodraft.executor.fast.records import AGENT_SCOPE, BARRIER, CTA_SCOPE, POLL, SYSTEM_SCOPE, WAVE_SCOPE
-from monodraft.executor.fast.table import Operands, Unknown, known
+from monodraft.executor.fast.table import Operands, Unknown, known, table_name
 from monodraft.executor.program import Op
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def sleep(t: Translation, op: Op, x: Operands) -> list[str]:
     return []
 
 
-@known("llvm.amdgcn.s.memrealtime", "llvm.amdgcn.s.memtime", "llvm.readcyclecounter", "llvm.intr.readcyclecounter")
+@known("llvm.amdgcn.s.memrealtime", "llvm.amdgcn.s.memtime")
 def clock(t: Translation, op: Op, x: Operands) -> list[str]:
     """The 100 MHz clock; s_memtime counts 24 core cycles a tick."""
     ticks = t.read_clock()
@@ -83,27 +83,26 @@ HINTS = (
     "iglp.opt",
     "wave.barrier",
     "s.icache.inv",
-    "s.dcache.inv",
 )
 
 
-@known(
-    *(f"llvm.amdgcn.{name}" for name in HINTS), "llvm.intr.assume", "llvm.intr.lifetime.start", "llvm.intr.lifetime.end"
-)
+@known(*(f"llvm.amdgcn.{name}" for name in HINTS), "llvm.intr.assume")
 def hint(t: Translation, op: Op, x: Operands) -> list[str]:
     return []
 
 
-@known(
-    "call __ockl_get_num_groups", "call __ockl_get_local_size", "call __ockl_get_local_id", "call __ockl_get_group_id"
-)
+@known(*(f"llvm.amdgcn.{what}.dim.{axis}" for what in ("grid", "workgroup") for axis in "xyz"))
+def dimension(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Grid size in CTAs, and block size."""
+    name = table_name(op)
+    return [t.launch_size("xyz".index(name[-1]) + (3 if "workgroup" in name else 0), t.element_of(op.results[0]))]
+
+
+@known("call __ockl_get_num_groups", "call __ockl_get_local_size")
 def launch_size(t: Translation, op: Op, x: Operands) -> list[str]:
-    """Grid and block sizes of the launch."""
-    axis, name, kind = t.need_constant(op, 0), str(op.attributes["callee"]), t.element_of(op.results[0])
-    if name.endswith(("local_id", "group_id")):
-        value = t.thread_index(axis) if name.endswith("local_id") else t.cta_index(axis)
-        return [t.e.convert("zext", value, I32, kind)]
-    return [t.launch_size(axis + (3 if name.endswith("local_size") else 0), kind)]
+    """The same by the device library."""
+    axis, kind = t.need_constant(op, 0), t.element_of(op.results[0])
+    return [t.launch_size(axis + (3 if "local_size" in str(op.attributes["callee"]) else 0), kind)]
 
 
 @known("llvm.inline_asm")

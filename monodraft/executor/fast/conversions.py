@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from monodraft.executor.fast.arithmetic import is_bf16
 from monodraft.executor.fast.emit import BYTES, F16, F32, F64, I1, I16, I32, I64
-from monodraft.executor.fast.table import Operands, Unknown, known
+from monodraft.executor.fast.table import Operands, Unknown, known, table_name
 from monodraft.executor.program import NARROW_SPACES, Op, Pointer, Scalar, element
 
 if TYPE_CHECKING:
@@ -152,10 +152,24 @@ def split(t: Translation, part: str, ratio: int, wide: str, narrow: str) -> list
 # -- 8-bit floats
 
 
-@known("rocdl.cvt.pk.fp8.f32")
+def selected(t: Translation, op: Op, attribute: str, operand: int) -> int:
+    """A selector that is an attribute of the rocdl operation or an operand of the intrinsic."""
+    if attribute in op.attributes:
+        return int(op.attributes[attribute])
+    return t.need_constant(op, operand)
+
+
+@known("llvm.amdgcn.cvt.pk.fp8", "llvm.amdgcn.cvt.pk.bf8")
 def pack_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
-    """Two f32 as e4m3 into the half of the old word that `wordSel` names."""
-    return [insert_half(t, x[2][0], pair_fp8(t, x[0][0], x[1][0]), op.attributes["wordSel"])]
+    """Two f32 as e4m3 (bf8: e5m2) into the half of the old word that `wordSel` names."""
+    convert = to_bf8 if table_name(op).endswith("bf8") else to_fp8
+    half = pair(t, convert(t, x[0][0]), convert(t, x[1][0]))
+    return [insert_half(t, x[2][0], half, bool(selected(t, op, "wordSel", 3)))]
+
+
+def pair(t: Translation, low: str, high: str) -> str:
+    """Two bytes (zero-extended) in the low half of an i32."""
+    return t.e.lanes("or", I32, low, t.e.lanes("shl", I32, high, t.e.splat_bits(8, I32)))
 
 
 def insert_half(t: Translation, old: str, half: str, high: bool) -> str:
@@ -164,12 +178,6 @@ def insert_half(t: Translation, old: str, half: str, high: bool) -> str:
     kept = e.lanes("and", I32, old, e.splat_bits(0xFFFF if high else 0xFFFF0000, I32))
     moved = e.lanes("shl", I32, half, e.splat_bits(16, I32)) if high else half
     return e.lanes("or", I32, kept, moved)
-
-
-def pair_fp8(t: Translation, a: str, b: str) -> str:
-    """Two f32 as e4m3 in the low half of an i32."""
-    e = t.e
-    return e.lanes("or", I32, to_fp8(t, a), e.lanes("shl", I32, to_fp8(t, b), e.splat_bits(8, I32)))
 
 
 def to_fp8(t: Translation, x: str) -> str:
@@ -194,14 +202,33 @@ def to_fp8(t: Translation, x: str) -> str:
     return e.lanes("or", I32, code, sign)
 
 
-@known("rocdl.cvt.scalef32.pk.fp8.f32")
+def to_bf8(t: Translation, x: str) -> str:
+    """f32 to e5m2, nearest even, by way of f16 (of which it is the upper byte) rounded to odd.
+    Beyond the largest: Inf."""
+    e = t.e
+    cut, inexact = towards_zero(t, x, F32, F16)
+    half = e.select(inexact, e.lanes("or", I16, cut, e.splat_bits(1, I16)), cut, I16)
+    bits = e.convert("zext", half, I16, I32)
+    odd = e.lanes("and", I32, e.lanes("lshr", I32, bits, e.splat_bits(8, I32)), e.splat_bits(1, I32))
+    rounded = e.lanes("add", I32, e.lanes("add", I32, bits, e.splat_bits(0x7F, I32)), odd)
+    code = e.lanes("lshr", I32, rounded, e.splat_bits(8, I32))
+    sign = e.lanes(
+        "and", I32, e.lanes("lshr", I32, e.bits_as(x, F32, I32), e.splat_bits(24, I32)), e.splat_bits(128, I32)
+    )
+    nan = e.lanes("or", I32, sign, e.splat_bits(0x7E, I32))
+    return e.select(e.float_test("uno", x, x, F32), nan, code, I32)
+
+
+@known("llvm.amdgcn.cvt.scalef32.pk.fp8")
 def pack_scaled_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
     """Two f32 over the power of two in the scale's exponent, as e4m3 into one half of a <2 x i16>."""
     e = t.e
     old, a, b, scale = x[0], x[1][0], x[2][0], x[3][0]
-    half = pair_fp8(t, *(e.lanes("fdiv", F32, v, power_of_two(t, scale)) for v in (a, b)))
+    if t.element_of(op.operands[1]) != F32:
+        raise Unknown(f"cvt.scalef32.pk.fp8 of {t.type(op.operands[1])}")
+    half = pair(t, *(to_fp8(t, e.lanes("fdiv", F32, v, power_of_two(t, scale))) for v in (a, b)))
     half = e.convert("trunc", half, I32, I16)
-    return [old[0], half] if op.attributes["dstLoHiSel"] else [half, old[1]]
+    return [old[0], half] if selected(t, op, "dstLoHiSel", 4) else [half, old[1]]
 
 
 def power_of_two(t: Translation, scale: str) -> str:
@@ -212,13 +239,27 @@ def power_of_two(t: Translation, scale: str) -> str:
     return e.bits_as(e.select(least, e.splat_bits(0x00400000, I32), field, I32), I32, F32)
 
 
-@known("rocdl.cvt.pk.f32.fp8", "rocdl.cvt.f32.fp8")
+@known("llvm.amdgcn.cvt.pk.f32.fp8", "llvm.amdgcn.cvt.pk.f32.bf8")
 def unpack_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
-    """e4m3 bytes of a word as f32: two of a half, or the one of `byteSel`."""
-    if op.name == "rocdl.cvt.f32.fp8":
-        return [from_fp8(t, x[0][0], int(op.attributes["byteSel"]))]
-    first = 2 if op.attributes["wordSel"] else 0
-    return [from_fp8(t, x[0][0], first + i) for i in (0, 1)]
+    """The two bytes of a half of a word as f32."""
+    read = from_bf8 if table_name(op).endswith("bf8") else from_fp8
+    first = 2 * selected(t, op, "wordSel", 1)
+    return [read(t, x[0][0], first + i) for i in (0, 1)]
+
+
+@known("llvm.amdgcn.cvt.f32.fp8", "llvm.amdgcn.cvt.f32.bf8")
+def unpack_one_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
+    """One byte of a word as f32."""
+    read = from_bf8 if table_name(op).endswith("bf8") else from_fp8
+    return [read(t, x[0][0], selected(t, op, "byteSel", 1))]
+
+
+def from_bf8(t: Translation, word: str, index: int) -> str:
+    """Byte `index` of a word of e5m2 as f32, exact: the upper byte of an f16."""
+    e = t.e
+    byte = e.lanes("lshr", I32, word, e.splat_bits(8 * index, I32)) if index else word
+    bits = e.lanes("shl", I16, e.convert("trunc", byte, I32, I16), e.splat_bits(8, I16))
+    return e.convert("fpext", e.bits_as(bits, I16, F16), F16, F32)
 
 
 def from_fp8(t: Translation, word: str, index: int) -> str:
@@ -227,17 +268,13 @@ def from_fp8(t: Translation, word: str, index: int) -> str:
     byte = e.lanes("lshr", I32, word, e.splat_bits(8 * index, I32)) if index else word
     size = e.lanes("and", I32, byte, e.splat_bits(0x7F, I32))
     sign = e.lanes("shl", I32, e.lanes("and", I32, byte, e.splat_bits(0x80, I32)), e.splat_bits(24, I32))
-    # As an f32 with the same exponent field it is 2^-120 too small, subnormals included.
-    raised = e.lanes("shl", I32, size, e.splat_bits(20, I32))
-    number = e.lanes("fmul", F32, e.bits_as(raised, I32, F32), e.splat_bits(0x7B800000, F32))
+    # Exponent and mantissa moved to where f32 has them and rebiased; subnormals are multiples of 2^-9.
+    moved = e.lanes("shl", I32, size, e.splat_bits(20, I32))
+    normal = e.bits_as(e.lanes("add", I32, moved, e.splat_bits(120 << 23, I32)), I32, F32)
+    small = e.lanes("fmul", F32, e.convert("sitofp", size, I32, F32), e.splat_bits(0x3B000000, F32))
+    number = e.select(e.test("ult", size, e.splat_bits(8, I32), I32), small, normal, F32)
     number = e.select(e.test("eq", size, e.splat_bits(0x7F, I32), I32), e.splat_bits(0x7FC00000, F32), number, F32)
     return e.bits_as(e.lanes("or", I32, e.bits_as(number, F32, I32), sign), I32, F32)
-
-
-@known("llvm.amdgcn.cvt.pkrtz")
-def pack_f16(t: Translation, op: Op, x: Operands) -> list[str]:
-    """Two f32 as f16, rounded towards zero."""
-    return [t.e.bits_as(towards_zero(t, v[0], F32, F16)[0], I16, F16) for v in x]
 
 
 # -- aggregates: only renaming

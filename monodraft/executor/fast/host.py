@@ -22,7 +22,7 @@ from monodraft.executor.fast.library import runtime
 from monodraft.executor.fast.records import Cache, Cta, Event, Machine, Wave
 from monodraft.executor.fast.runtime_access import SEEN
 from monodraft.executor.fast.runtime_pending import LOAD_BYTES, SPEEDS, STORE_BYTES
-from monodraft.executor.fast.translate import SCRATCH_BYTES
+from monodraft.executor.fast.translate import SCRATCH_BYTES, SCRATCH_OFFSET
 from monodraft.executor.fast.words import Struct, fields, size_of
 from monodraft.executor.gpu import WAVE
 from monodraft.executor.launch import Dispatch
@@ -124,7 +124,7 @@ class Prepared:
         self.total = sum(each.ctas * each.waves for each in job.dispatches)
         self.ctas = sum(each.ctas for each in job.dispatches)
         self.block = Block(self._room())
-        self.machine = Record(self.block, Machine, self.block.take(size_of(Machine)))
+        self.machine = Record(self.block, Machine, self.block.take(SCRATCH_OFFSET + SCRATCH_BYTES))
         self._fixed()
         self.cta_records = self.block.take(self.ctas * size_of(Cta))
         self.cta_table = self.block.words(self.cta_records, self.ctas * size_of(Cta) // 8).reshape(self.ctas, -1)
@@ -167,7 +167,6 @@ class Prepared:
     def _fixed(self) -> None:
         """Fields of the machine that no run changes."""
         m, job, model, block = self.machine, self.job, self.job.model, self.block
-        m["scratch"] = block.take(SCRATCH_BYTES)
         host = job.memory.raw.ctypes.data
         m["memory"], m["base"], m["arena"] = host, BASE, host - BASE
         m["caches"] = model.l1 or model.l2 or model.device

@@ -49,11 +49,11 @@ def dpp_source(control: int) -> list[int]:
     raise Unknown(f"DPP control {control:#x}")
 
 
-@known("llvm.amdgcn.update.dpp")
+@known("llvm.amdgcn.update.dpp", "llvm.amdgcn.mov.dpp")
 def update_dpp(t: Translation, op: Op, x: Operands) -> list[str]:
     """A lane outside `row_mask` or `bank_mask` keeps `old`. A source that is out of its row or inactive gives 0 with
     `bound_ctrl`, else the lane keeps `old`."""
-    if op.name == "rocdl.update.dpp":
+    if "dppCtrl" in op.attributes:
         control, rows, banks = (int(op.attributes[name]) for name in ("dppCtrl", "rowMask", "bankMask"))
         bound = bool(op.attributes["boundCtrl"])
     else:
@@ -77,9 +77,11 @@ def update_dpp(t: Translation, op: Op, x: Operands) -> list[str]:
 def permlane_swap(t: Translation, op: Op, x: Operands) -> list[str]:
     """Odd rows (of 16 or 32 lanes) of the first operand change places with even rows of the second. Inactive lanes
     deliver junk, as in the reference engine: what their registers hold is undefined on the hardware."""
-    if op.attributes.get("fi") or op.attributes.get("boundControl"):
-        raise Unknown(f"{op.name} with fetch-inactive or bound control")
-    width = 16 if "16" in op.name else 32
+    flags = [op.attributes.get(name) for name in ("fi", "boundControl")]
+    flags += [t.need_constant(op, index) for index in range(2, len(op.operands))]
+    if any(flags):
+        raise Unknown(f"{table_name(op)} with fetch-inactive or bound control")
+    width = 16 if "16" in table_name(op) else 32
     odd = [lane // width % 2 == 1 for lane in LANES]
     junk = t.e.splat_bits(JUNK, I32)
     a, b = (t.e.select(t.mask, v[0], junk, I32) for v in x)
@@ -135,6 +137,17 @@ def read_lane(t: Translation, op: Op, x: Operands) -> list[str]:
     return [t.e.splat(t.e.lane(a, index, k), k) for a, k in zip(x[0], t.kinds(op.results[0]), strict=True)]
 
 
+@known("llvm.amdgcn.writelane")
+def write_lane(t: Translation, op: Op, x: Operands) -> list[str]:
+    """One lane, by number modulo 64, takes a value; the others keep the old one."""
+    first = t.e.value(f'"llvm.intr.cttz"({t.mask_bits}) <{{is_zero_poison = true}}> : (i64) -> i64')
+    index = t.e.cast("zext", t.e.lane(x[1][0], first, I32), I32, I64)
+    index = t.e.binary("and", index, t.e.scalar(63))
+    kind = t.element_of(op.results[0])
+    item = t.e.lane(x[0][0], first, kind)
+    return [t.e.value(f"llvm.insertelement {item}, {x[2][0]}[{index} : i64] : {vec(kind)}")]
+
+
 @known("llvm.amdgcn.ballot")
 def ballot(t: Translation, op: Op, x: Operands) -> list[str]:
     """The active lanes whose bit is set, as an integer in all lanes."""
@@ -168,9 +181,9 @@ def permute_bytes(t: Translation, op: Op, x: Operands) -> list[str]:
 
 @known("llvm.amdgcn.workitem.id.x", "llvm.amdgcn.workitem.id.y", "llvm.amdgcn.workitem.id.z")
 def thread_index(t: Translation, op: Op, x: Operands) -> list[str]:
-    return [t.thread_index("xyz".index(op.name[-1]))]
+    return [t.thread_index("xyz".index(table_name(op)[-1]))]
 
 
 @known("llvm.amdgcn.workgroup.id.x", "llvm.amdgcn.workgroup.id.y", "llvm.amdgcn.workgroup.id.z")
 def cta_index(t: Translation, op: Op, x: Operands) -> list[str]:
-    return [t.cta_index("xyz".index(op.name[-1]))]
+    return [t.cta_index("xyz".index(table_name(op)[-1]))]

@@ -29,8 +29,6 @@ EVENTS = {
     "llvm.amdgcn.s.sleep",
     "llvm.amdgcn.s.memrealtime",
     "llvm.amdgcn.s.memtime",
-    "llvm.readcyclecounter",
-    "llvm.intr.readcyclecounter",
 }
 EFFECTS = MEMORY | EVENTS | {"llvm.inline_asm", "llvm.fence", "llvm.amdgcn.s.waitcnt"}
 CHEAP = {

@@ -53,7 +53,7 @@ def runtime_text() -> str:
 @cache
 def runtime() -> LoadedObject:
     """The memory model and the scheduler."""
-    return compiled(runtime_text, f"runtime {engine_version()}")
+    return compiled(runtime_text, f"runtime {engine_version()}", resolve=resolve)
 
 
 @cache
@@ -72,7 +72,7 @@ def resolve(name: str) -> int:
     """The address of a function that generated code calls."""
     if name in NAMES:
         return runtime().address(name)
-    if name.startswith(("special_", "divide_")):
+    if name.startswith(("special_", "divide_")) or name == "address_range":
         return special().address(name)
     if name.startswith("matrix_"):
         return matrix(name).address(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from monodraft.executor.fast.control import scope_of
 from monodraft.executor.fast.emit import BYTES, F32, F64, I1, I8, I32, I64
 from monodraft.executor.fast.records import AGENT_SCOPE, SYSTEM_SCOPE, WAVE_SCOPE
-from monodraft.executor.fast.runtime_pending import LOW_BITS_SHIFT, ORDERING_SHIFT, SCOPE_SHIFT
+from monodraft.executor.fast.runtime_pending import ORDERING_SHIFT, SCOPE_SHIFT
 from monodraft.executor.fast.table import Operands, Unknown, known
 from monodraft.executor.program import LDS_SPACE, Op, Pointer, Vector, element
 
@@ -59,41 +59,24 @@ def space_of(t: Translation, value: int) -> int:
     raise Unknown(f"a memory access through {kind}")
 
 
-def place_addresses(t: Translation, addresses: str, mask: str, kinds: list[str]) -> tuple[list[str], str]:
-    """Put lane addresses where the runtime finds them: that address, the lowest and the highest in the mask; and the
-    low bits of all of them, or-ed, for the shape."""
-    e = t.e
-    highest = e.splat_bits(-1, I64)
-    low = e.value(
-        f'"llvm.intr.vector.reduce.umin"({e.select(mask, addresses, highest, I64)}) : (vector<64xi64>) -> i64'
-    )
-    lanes = e.select(mask, addresses, e.splat_bits(0, I64), I64)
-    high = e.value(f'"llvm.intr.vector.reduce.umax"({lanes}) : (vector<64xi64>) -> i64')
-    bits = e.scalar(0)
-    if len(kinds) * BYTES[kinds[0]] > 1:
-        bits = e.value(f'"llvm.intr.vector.reduce.or"({lanes}) : (vector<64xi64>) -> i64')
-        bits = e.binary("shl", e.binary("and", bits, e.scalar(7)), e.scalar(LOW_BITS_SHIFT))
-    return [t.to_scratch(addresses, I64), low, high], bits
-
-
 def emit_load(
     t: Translation, op: Op, addresses: str, allowed: str, space: int, scope: int, ordering: int, room: str = ""
 ) -> list[str]:
-    """A load of `op`'s result from the lanes in `allowed`. `room`: bytes from each lane's address to the end of its
-    buffer, where lanes may be partly beyond it."""
+    """A load of `op`'s result, to its slot, from the lanes in `allowed`. `room`: bytes from each lane's address to the
+    end of its buffer, where lanes may be partly beyond it."""
     result = op.results[0]
     kinds = element_kinds(t, result)
-    where, low_bits = place_addresses(t, addresses, allowed, kinds)
+    where = t.to_scratch(addresses, I64)
     target, place = t.slot_address(result), t.e.scalar(t.memory_place(op))
-    shape = t.e.binary("or", t.e.scalar(shape_of(kinds, scope, ordering)), low_bits)
+    shape = t.e.scalar(shape_of(kinds, scope, ordering))
     if space == LDS_SPACE:
-        t.call("load_lds", t.mask_bits, *where, target, shape, place)
-        return t.in_slot(result)
-    t.call("load_lanes", t.mask_bits, t.e.mask_bits(allowed), *where, target, shape, place)
+        t.call("load_lds", t.mask_bits, where, target, shape, place)
+        return []
+    t.call("load_lanes", t.mask_bits, t.e.mask_bits(allowed), where, target, shape, place)
     if room and len(kinds) > 1:
         partly = partly_inside(t, allowed, room, BYTES[kinds[0]])
-        t.call("load_edge", partly, where[0], t.to_scratch(room, I64), target, shape, place)
-    return t.in_slot(result)
+        t.call("load_edge", partly, where, t.to_scratch(room, I64), target, shape, place)
+    return []
 
 
 def partly_inside(t: Translation, allowed: str, room: str, nbytes: int) -> str:
@@ -122,16 +105,19 @@ def emit_store(
         some, some_kinds = parts[first : first + most], kinds[first : first + most]
         offset = e.splat_bits(first * BYTES[kinds[0]], I64)
         at = e.lanes("add", I64, addresses, offset) if first else addresses
-        where, low_bits = place_addresses(t, at, allowed, some_kinds)
-        data = t.to_scratch_all(some, some_kinds)
-        shape = e.binary("or", e.scalar(shape_of(some_kinds, scope, order if first == 0 else 0)), low_bits)
+        where = t.to_scratch(at, I64)
+        if value in t.layout.slots and t.kinds(value) == kinds:
+            data = t.slot_address(value, first * 64 * BYTES[kinds[0]])
+        else:
+            data = t.to_scratch_all(some, some_kinds)
+        shape = e.scalar(shape_of(some_kinds, scope, order if first == 0 else 0))
         place = e.scalar(t.memory_place(op))
         function = "store_lds" if space == LDS_SPACE else "store_lanes"
-        t.call(function, e.mask_bits(allowed), *where, data, shape, place)
+        t.call(function, e.mask_bits(allowed), where, data, shape, place)
         if room and len(kinds) > 1:
             left = e.lanes("sub", I64, room, offset) if first else room
             partly = partly_inside(t, allowed, left, BYTES[kinds[0]])
-            t.call("store_edge", partly, where[0], t.to_scratch(left, I64), data, shape, place)
+            t.call("store_edge", partly, where, t.to_scratch(left, I64), data, shape, place)
 
 
 @known("llvm.load")
@@ -211,13 +197,12 @@ def emit_atomic(
     if isinstance(t.type(value), Vector) or kind not in (I32, I64, F32, F64):
         raise Unknown(f"{op.name} on {t.type(value)}")
     space = space_of(t, op.operands[0])
-    where, low_bits = place_addresses(t, t.operand(op.operands[0])[0], t.mask, [kind])
+    where = t.to_scratch(t.operand(op.operands[0])[0], I64)
     data = [t.to_scratch(a, k) for a, k in operands]
     target = t.scratch_address(kind)
     shape = t.e.scalar(shape_of([kind], scope, order) | number << 32 | (space == LDS_SPACE) << 24)
-    shape = t.e.binary("or", shape, low_bits)
     place = t.e.scalar(t.memory_place(op))
-    t.call("atomic_lanes", t.mask_bits, *where, data[0], data[-1], target, shape, place)
+    t.call("atomic_lanes", t.mask_bits, where, data[0], data[-1], target, shape, place)
     return target
 
 

@@ -126,23 +126,19 @@ class _Function:
 
     def compile(self) -> str:
         arguments = [a.arg for a in self.tree.args.args]
+        decorators = {ast.unparse(d) for d in self.tree.decorator_list}
+        if "external" in decorators:
+            return f"llvm.func @{self.tree.name}({', '.join(['i64'] * len(arguments))}) -> i64"
         for argument in self.tree.args.args:
             self.declare(argument.arg, self.annotation(argument.annotation))
         self.body(self.tree.body)
         self.emit(f"llvm.return {self.constant(0)} : i64")
         signature = ", ".join(f"%arg_{name}: i64" for name in arguments)
         entry = [*self.entry, *(f"llvm.store %arg_{n}, %local_{n} : i64, !llvm.ptr" for n in arguments)]
-        return "\n".join(
-            [
-                f'llvm.func @{self.tree.name}({signature}) -> i64 attributes {{passthrough = ["noinline"]}} {{'
-                if "inline" not in {ast.unparse(d) for d in self.tree.decorator_list}
-                else f"llvm.func internal @{self.tree.name}({signature}) -> i64 "
-                'attributes {passthrough = ["alwaysinline"]} {',
-                *entry,
-                *self.lines,
-                "}",
-            ]
-        )
+        inlined = "inline" in decorators
+        linkage, hint = ("internal ", "alwaysinline") if inlined else ("", "noinline")
+        header = f'llvm.func {linkage}@{self.tree.name}({signature}) -> i64 attributes {{passthrough = ["{hint}"]}} {{'
+        return "\n".join([header, *entry, *self.lines, "}"])
 
     # -- names and types
 

@@ -37,7 +37,9 @@ class Machine(Struct):
     # Read by generated code at every step.
     budget: int  # steps left in this turn
     clock: int  # 100 MHz ticks
-    scratch: int  # address of working space for calls, contents dead across calls
+    low: int  # of the access under way: lowest and highest address, and all of them or-ed
+    high: int
+    low_bits: int
     # Memory.
     arena: int  # host address of the arena minus its device address
     memory: int  # host address of the arena
@@ -88,6 +90,7 @@ class Machine(Struct):
     jumped: int  # ticks that the clock jumped while only polls happened
     next_jump: int
     jump_limit: int  # largest jump
+    blind: int  # idle rounds since anybody read the clock
     idle_limit: int  # most ticks jumped in all
     work: int  # operations executed, in waves
     work_limit: int

@@ -40,8 +40,11 @@ from monodraft.executor.fast.runtime_pending import (
     visible,
 )
 from monodraft.executor.fast.words import (
+    address_of,
     below,
     count_bits,
+    external,
+    fields,
     fill_bytes,
     load8,
     load32,
@@ -52,6 +55,7 @@ from monodraft.executor.fast.words import (
     store64,
 )
 
+LOW_OFFSET = fields(Machine)["low"]
 SEEN = 64
 """Loads that a wave remembers in order to tell polling from progress."""
 
@@ -66,6 +70,18 @@ def raise_fault(machine: Machine, wave: Wave, kind: int, place: int, address: in
         machine.fault_lanes = lanes
         machine.fault_bytes = nbytes
     machine.budget = 0
+
+
+@external
+def address_range(mask: int, addresses: int, result: int) -> int:
+    """The lowest and the highest address of the lanes in a (not empty) mask, and all of them or-ed: three words."""
+    return 0
+
+
+def look_at_addresses(machine: Machine, mask: int, addresses: int, shape: int) -> int:
+    """Fill `machine.low` and `high`; the shape with the low bits of the addresses in it."""
+    address_range(mask, addresses, address_of(machine) + LOW_OFFSET)
+    return shape | ((machine.low_bits & 7) << LOW_BITS_SHIFT)
 
 
 def lanes_outside(machine: Machine, mask: int, addresses: int, nbytes: int) -> int:
@@ -257,8 +273,6 @@ def load_lanes(
     mask: int,
     allowed: int,
     addresses: int,
-    low: int,
-    high: int,
     target: int,
     shape: int,
     place: int,
@@ -275,6 +289,9 @@ def load_lanes(
         zero_lanes(mask & ~allowed, target, element, elements)
         if allowed == 0:
             return
+    shape = look_at_addresses(machine, allowed, addresses, shape)
+    low = machine.low
+    high = machine.high
     if not within_regions(machine, wave, allowed, addresses, low, high, shape, place):
         return
     note_load(machine, wave, place, low)
@@ -298,13 +315,14 @@ def load_lanes(
         acquire_caches(Cta(wave.cta), scope)
 
 
-def store_lanes(
-    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, data: int, shape: int, place: int
-) -> None:
+def store_lanes(machine: Machine, wave: Wave, mask: int, addresses: int, data: int, shape: int, place: int) -> None:
     """A global store of the lanes in `mask`."""
     wave.place = place
     if mask == 0:
         return
+    shape = look_at_addresses(machine, mask, addresses, shape)
+    low = machine.low
+    high = machine.high
     element = shape & 255
     elements = (shape >> 8) & 255
     scope = (shape >> SCOPE_SHIFT) & 3
@@ -333,14 +351,15 @@ def store_lanes(
         copy_out(machine.arena, mask, addresses, data, element, elements)
 
 
-def load_lds(
-    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, target: int, shape: int, place: int
-) -> None:
+def load_lds(machine: Machine, wave: Wave, mask: int, addresses: int, target: int, shape: int, place: int) -> None:
     """An LDS load."""
     wave.place = place
     element = shape & 255
     elements = (shape >> 8) & 255
     nbytes = element * elements
+    shape = look_at_addresses(machine, mask, addresses, shape)
+    low = machine.low
+    high = machine.high
     if wave.loads:
         complete_loads(machine, wave, place)
     if not within_lds(machine, wave, mask, addresses, high, nbytes, shape, place):
@@ -379,15 +398,16 @@ def lds_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes:
     return 1
 
 
-def store_lds(
-    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, data: int, shape: int, place: int
-) -> None:
+def store_lds(machine: Machine, wave: Wave, mask: int, addresses: int, data: int, shape: int, place: int) -> None:
     """An LDS store."""
     wave.place = place
     element = shape & 255
     elements = (shape >> 8) & 255
     nbytes = element * elements
-    if mask == 0 or not within_lds(machine, wave, mask, addresses, high, nbytes, shape, place):
+    shape = look_at_addresses(machine, mask, addresses, shape)
+    low = machine.low
+    high = machine.high
+    if not within_lds(machine, wave, mask, addresses, high, nbytes, shape, place):
         return
     machine.progress += 1
     traffic = machine.traffic + 8 * 9
@@ -459,9 +479,8 @@ def load_edge(
         rest = rest & (rest - 1)
         address = load64(addresses + 8 * lane)
         inside = load64(room + 8 * lane) // element
-        if not within_regions(
-            machine, wave, 1 << lane, addresses, address, address, (shape & ~0xFF00) | (inside << 8), place
-        ):
+        part = look_at_addresses(machine, 1 << lane, addresses, (shape & ~0xFF00) | (inside << 8))
+        if not within_regions(machine, wave, 1 << lane, addresses, address, address, part, place):
             return
         for i in range(inside):
             value = seen_value(machine, wave, address + element * i, element, scope)
@@ -480,9 +499,8 @@ def store_edge(
         rest = rest & (rest - 1)
         address = load64(addresses + 8 * lane)
         inside = load64(room + 8 * lane) // element
-        if not within_regions(
-            machine, wave, 1 << lane, addresses, address, address, (shape & ~0xFF00) | (inside << 8), place
-        ):
+        part = look_at_addresses(machine, 1 << lane, addresses, (shape & ~0xFF00) | (inside << 8))
+        if not within_regions(machine, wave, 1 << lane, addresses, address, address, part, place):
             return
         for i in range(inside):
             value = load_word(data + (64 * i + lane) * element, element)

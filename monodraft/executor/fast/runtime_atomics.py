@@ -6,6 +6,7 @@ from monodraft.executor.fast.records import ACQUIRE, RELEASE, Machine, Wave
 from monodraft.executor.fast.runtime_access import (
     fence,
     lds_written,
+    look_at_addresses,
     note_load,
     release,
     within_lds,
@@ -121,8 +122,6 @@ def atomic_lanes(
     wave: Wave,
     mask: int,
     addresses: int,
-    low: int,
-    high: int,
     first: int,
     second: int,
     target: int,
@@ -132,6 +131,9 @@ def atomic_lanes(
     """Every active lane's atomic at its scope; `first` operands (expected values), `second` new values, old values to
     `target`."""
     wave.place = place
+    shape = look_at_addresses(machine, mask, addresses, shape)
+    low = machine.low
+    high = machine.high
     element = shape & 255
     scope = (shape >> SCOPE_SHIFT) & 3
     ordering = (shape >> ORDERING_SHIFT) & 7

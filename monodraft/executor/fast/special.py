@@ -16,16 +16,13 @@ from monodraft.executor.program import Op
 if TYPE_CHECKING:
     from monodraft.executor.fast.translate import Translation
 
-UNARY = ("exp", "exp2", "log", "log2", "log10", "sin", "cos", "tan", "tanh", "exp10")
+UNARY = ("exp", "exp2", "log", "log2", "log10", "sin", "cos", "tanh")
 AMDGCN = {
     "exp2": "exp2",
     "log": "log2",
     "sqrt": "sqrt",
     "rcp": "rcp",
     "rsq": "rsq",
-    "sin": "sin_turns",
-    "cos": "cos_turns",
-    "fract": "fract",
 }
 
 
@@ -45,26 +42,17 @@ def apply(t: Translation, op: Op, name: str, parts: list[str]) -> list[str]:
 
 @known(*(f"llvm.intr.{name}" for name in UNARY))
 def math_function(t: Translation, op: Op, x: Operands) -> list[str]:
-    return apply(t, op, op.name[10:], x[0])
+    return apply(t, op, table_name(op)[10:], x[0])
 
 
-@known("llvm.intr.pow")
-def power(t: Translation, op: Op, x: Operands) -> list[str]:
-    return [t.lanewise("special_pow", [(a, F32), (b, F32)], F32) for a, b in zip(x[0], x[1], strict=True)]
+OCML_EXACT = ("floor", "ceil", "trunc", "rint", "sqrt")
 
 
-OCML_EXACT = ("floor", "ceil", "trunc", "rint", "fabs", "sqrt")
-
-
-@known(*(f"call __ocml_{name}_f32" for name in (*UNARY, *OCML_EXACT, "pow", "fmod", "rsqrt", "erf")))
+@known(*(f"call __ocml_{name}_f32" for name in (*UNARY, *OCML_EXACT)))
 def device_library(t: Translation, op: Op, x: Operands) -> list[str]:
     """Functions of AMD's device library."""
     name = str(op.attributes["callee"])[7:-4]
-    if name in OCML_EXACT and name != "sqrt":
-        return [t.e.intrinsic(name, F32, x[0][0])]
-    if name in ("pow", "fmod"):
-        return [t.lanewise(f"special_{name}", [(x[0][0], F32), (x[1][0], F32)], F32)]
-    return apply(t, op, {"rsqrt": "rsq"}.get(name, name), x[0])
+    return [t.e.intrinsic(name, F32, x[0][0])] if name in OCML_EXACT else apply(t, op, name, x[0])
 
 
 @known(*(f"llvm.amdgcn.{name}" for name in AMDGCN))
@@ -90,14 +78,13 @@ def flush(t: Translation, x: str) -> str:
 
 def special_library() -> str:
     """All `special_*` functions, with the lane shuffles and divisions that have no vector form on the host."""
-    functions = [
-        unary_function(name, F32) for name in (*UNARY, "sqrt", "rcp", "rsq", "sin_turns", "cos_turns", "fract", "erf")
-    ]
+    functions = [unary_function(name, F32) for name in (*UNARY, "sqrt", "rcp", "rsq")]
     functions += [unary_function(name, F64) for name in (*UNARY, "sqrt", "rcp", "rsq")]
-    functions += [binary_function(name) for name in ("pow", "fmod")]
+    functions.append(remainder_function())
     functions += [division(name) for name in ("sdiv", "udiv", "srem", "urem")]
-    declarations = [f"llvm.func @{name}(f64) -> f64" for name in ("erf", "exp10", "tan", "tanh", "log10")]
-    declarations += [f"llvm.func @{name}(f64, f64) -> f64" for name in ("pow", "fmod")]
+    functions.append(address_range())
+    declarations = [f"llvm.func @{name}(f64) -> f64" for name in ("tanh", "log10")]
+    declarations.append("llvm.func @fmod(f64, f64) -> f64")
     return "module {\n" + "\n".join([*declarations, *functions]) + "\n}\n"
 
 
@@ -131,6 +118,35 @@ def lane_loop(name: str, inputs: list[str], output: str, body: list[str]) -> str
     return "\n".join(lines)
 
 
+def address_range() -> str:
+    """`address_range(mask, addresses, result)`: see runtime_access."""
+    longs = "vector<64xi64>"
+    return "\n".join(
+        [
+            "llvm.func @address_range(%mask: i64, %addresses: i64, %result: i64) -> i64 "
+            'attributes {passthrough = ["noinline"]} {',
+            "  %lanes = llvm.bitcast %mask : i64 to vector<64xi1>",
+            "  %from = llvm.inttoptr %addresses : i64 to !llvm.ptr",
+            "  %to = llvm.inttoptr %result : i64 to !llvm.ptr",
+            f"  %all = llvm.load %from {{alignment = 64 : i64}} : !llvm.ptr -> {longs}",
+            f"  %top = llvm.mlir.constant(dense<-1> : {longs}) : {longs}",
+            f"  %zero = llvm.mlir.constant(dense<0> : {longs}) : {longs}",
+            f"  %high_or_top = llvm.select %lanes, %all, %top : vector<64xi1>, {longs}",
+            f"  %some = llvm.select %lanes, %all, %zero : vector<64xi1>, {longs}",
+            f'  %low = "llvm.intr.vector.reduce.umin"(%high_or_top) : ({longs}) -> i64',
+            f'  %high = "llvm.intr.vector.reduce.umax"(%some) : ({longs}) -> i64',
+            f'  %bits = "llvm.intr.vector.reduce.or"(%some) : ({longs}) -> i64',
+            "  llvm.store %low, %to : i64, !llvm.ptr",
+            "  %to1 = llvm.getelementptr %to[1] : (!llvm.ptr) -> !llvm.ptr, i64",
+            "  llvm.store %high, %to1 : i64, !llvm.ptr",
+            "  %to2 = llvm.getelementptr %to[2] : (!llvm.ptr) -> !llvm.ptr, i64",
+            "  llvm.store %bits, %to2 : i64, !llvm.ptr",
+            "  llvm.return %low : i64",
+            "}",
+        ]
+    )
+
+
 def unary_function(name: str, kind: str) -> str:
     """One float in, one out, by way of f64."""
     body = ["%w = llvm.fpext %x0 : f32 to f64"] if kind == F32 else ["%w = llvm.fadd %x0, %x0 : f64"][:0]
@@ -147,35 +163,25 @@ def unary_function(name: str, kind: str) -> str:
 def formula(name: str, x: str) -> list[str]:
     """%r from `x`, both f64."""
     one = "%u = llvm.mlir.constant(1.0 : f64) : f64"
-    turn = "%u = llvm.mlir.constant(6.2831853071795862 : f64) : f64"
     match name:
-        case "erf" | "tan" | "tanh" | "log10" | "exp10":
+        case "tanh" | "log10":
             return [f"%r = llvm.call @{name}({x}) : (f64) -> f64"]
         case "rcp":
             return [one, f"%r = llvm.fdiv %u, {x} : f64"]
         case "rsq":
             return [one, f"%s = llvm.intr.sqrt({x}) : (f64) -> f64", "%r = llvm.fdiv %u, %s : f64"]
-        case "sin_turns" | "cos_turns":
-            return [
-                turn,
-                f"%f = llvm.intr.floor({x}) : (f64) -> f64",
-                f"%d = llvm.fsub {x}, %f : f64",
-                "%t = llvm.fmul %d, %u : f64",
-                f"%r = llvm.intr.{name[:3]}(%t) : (f64) -> f64",
-            ]
-        case "fract":
-            return [f"%f = llvm.intr.floor({x}) : (f64) -> f64", f"%r = llvm.fsub {x}, %f : f64"]
     return [f"%r = llvm.intr.{name}({x}) : (f64) -> f64"]
 
 
-def binary_function(name: str) -> str:
+def remainder_function() -> str:
+    """fmod of f32, which is exact."""
     body = [
         "%w0 = llvm.fpext %x0 : f32 to f64",
         "%w1 = llvm.fpext %x1 : f32 to f64",
-        f"%r = llvm.call @{name}(%w0, %w1) : (f64, f64) -> f64",
+        "%r = llvm.call @fmod(%w0, %w1) : (f64, f64) -> f64",
         "%result = llvm.fptrunc %r : f64 to f32",
     ]
-    return lane_loop(f"special_{name}", [F32, F32], F32, body)
+    return lane_loop("special_fmod", [F32, F32], F32, body)
 
 
 def division(name: str) -> str:

@@ -15,7 +15,7 @@ from monodraft.executor.fast.emit import BYTES, F32, I1, I16, I32, I64, Emit, la
 from monodraft.executor.fast.layout import CONSTANTS, TERMINATORS, Layout, lay_out
 from monodraft.executor.fast.records import DONE, YIELD, Machine, Wave
 from monodraft.executor.fast.table import HANDLERS, Unknown, table_name
-from monodraft.executor.fast.words import fields
+from monodraft.executor.fast.words import fields, size_of
 from monodraft.executor.program import BUFFER_SPACE, Op, Pointer, Program, Struct, Type, leaves
 
 TABLES = (arithmetic, control, conversions, lanes, matrix, memory, special)
@@ -23,6 +23,7 @@ TABLES = (arithmetic, control, conversions, lanes, matrix, memory, special)
 
 WAVE = fields(Wave)
 MACHINE = fields(Machine)
+SCRATCH_OFFSET = -(-size_of(Machine) // 64) * 64
 SCRATCH_BYTES = 64 * 1024
 
 
@@ -148,13 +149,16 @@ class Translation:
         self.called[function] = len(arguments)
         return self.e.call(function, *arguments)
 
-    def scratch_address(self, kind: str, count: int = 1) -> str:
-        """Room for lane vectors that a call fills, until the next operation."""
-        offset = self._scratch
-        self._scratch += count * slot_bytes(kind)
+    def _take_scratch(self, nbytes: int) -> int:
+        """Room in working space, which begins right after the machine's record; dead at the next operation."""
+        offset = SCRATCH_OFFSET + self._scratch
+        self._scratch += nbytes
         assert self._scratch <= SCRATCH_BYTES
-        base = self.e.load(I64, "%machine", MACHINE["scratch"])
-        return self.e.binary("add", base, self.e.scalar(offset)) if offset else base
+        return offset
+
+    def scratch_address(self, kind: str, count: int = 1) -> str:
+        """The address of room for lane vectors that a call fills."""
+        return self.e.address("%machine", self._take_scratch(count * slot_bytes(kind)))
 
     def to_scratch(self, x: str, kind: str) -> str:
         """The address of a lane vector put into working space."""
@@ -162,12 +166,11 @@ class Translation:
 
     def to_scratch_all(self, parts: Sequence[str], kinds: Sequence[str]) -> str:
         """Lane vectors one after the other in working space; the address of the first."""
-        offsets = [BYTES[kind] * 64 for kind in kinds]
-        address = self.scratch_address(kinds[0], len(kinds))
-        pointer = self.e.cast("inttoptr", address, I64, "!llvm.ptr")
+        step = BYTES[kinds[0]] * 64
+        start = self._take_scratch(max(step * len(parts), 64))
         for index, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
-            self.e.store(part, vec(kind), pointer, sum(offsets[:index]), 64)
-        return address
+            self.e.store(part, vec(kind), "%machine", start + step * index, 64)
+        return self.e.address("%machine", start)
 
     def from_address(self, address: str, kind: str, offset: int = 0) -> str:
         """A lane vector at an address."""
@@ -239,8 +242,9 @@ class Translation:
             self.e.splat(self.e.load(kind, table, 8 * (start + i)), kind) for i, kind in enumerate(self.kinds(value))
         ]
 
-    def slot_address(self, value: int) -> str:
-        return self.e.address("%wave", self.layout.slots[value])
+    def slot_address(self, value: int, offset: int = 0) -> str:
+        """The address of a value's slot, where the active lanes have it."""
+        return self.e.address("%wave", self.layout.slots[value] + offset)
 
     def in_slot(self, value: int) -> list[str]:
         """Read a value's slot."""
@@ -430,9 +434,12 @@ class Translation:
     def _operation(self, op: Op) -> None:
         if op.name in CONSTANTS or any(result in self.layout.again for result in op.results):
             return
-        for value, parts in self._split(op, self.run_handler(op)).items():
+        results = self.run_handler(op)
+        if any(result in self.layout.loaded for result in op.results):
+            return  # The runtime writes it to its slot; whoever uses it waits for it first.
+        for value, parts in self._split(op, results).items():
             self._cache[value] = parts
-            if value in self.layout.slots and value not in self.layout.loaded:
+            if value in self.layout.slots:
                 self.keep(value, parts, self.mask)
 
     def _next(self, number: int) -> None:

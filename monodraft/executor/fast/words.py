@@ -12,6 +12,11 @@ from typing import NoReturn, TypeVar
 Function = TypeVar("Function", bound=Callable[..., int | None])
 
 
+def external(function: Function) -> Function:
+    """Marks a function that another library object defines; its body is not read."""
+    return function
+
+
 def inline(function: Function) -> Function:
     """Marks a native function that is copied into its callers."""
     return function
