@@ -46,6 +46,7 @@ The text goes to standard output, everything else to standard error. Figures for
 """
 
 SHIPPED = "the pair that comes with monodraft"
+DEFAULT_NUMERICS = {"executor": "mxfp8", "reference": "bf16"}
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -86,10 +87,16 @@ def generate(
         Path, typer.Option(help="Folder of the target, a Hugging Face causal LM.", show_default=SHIPPED)
     ] = TARGET,
     drafter: Annotated[Path, typer.Option(help="Folder of the DSpark drafter.", show_default=SHIPPED)] = DRAFTER,
-    backend: Annotated[str, typer.Option(help="What runs the drafter.")] = "reference",
+    backend: Annotated[
+        str, typer.Option(help="What runs the drafter: reference, or executor (the gfx950 kernel, on a CPU).")
+    ] = "reference",
     numerics: Annotated[
-        str, typer.Option(help="How the drafter computes: exact, bf16, w8a16 or mxfp8 (what gfx950 does).")
-    ] = "bf16",
+        str | None,
+        typer.Option(
+            help="How the drafter computes: exact, bf16, w8a16 or mxfp8 (what gfx950 does).",
+            show_default="bf16; mxfp8 with the executor",
+        ),
+    ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of the drafter.")] = 1,
     device: Annotated[str, typer.Option(help="Where target and drafter run: cpu, cuda, cuda:1, ...")] = "cpu",
     target_dtype: Annotated[
@@ -114,7 +121,7 @@ def generate(
         target=target,
         drafter=drafter,
         backend=backend,
-        numerics=numerics,
+        numerics=DEFAULT_NUMERICS.get(backend, "bf16") if numerics is None else numerics,
         ranks=ranks,
         device=device,
         target_dtype=target_dtype,
@@ -195,6 +202,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
         import torch
 
         from monodraft.checkpoint import load_drafter, read_config
+        from monodraft.cli.backends import register_all
         from monodraft.loop.backends import check_backend, make_drafter
         from monodraft.loop.pair import check_folder, check_sizes, check_tokenizer, load_target, load_tokenizer
         from monodraft.loop.request import Request
@@ -202,6 +210,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
         from monodraft.loop.session import Session
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    register_all()
     check_backend(options.backend)
     dtype = check_dtype(options.target_dtype)
     check_device(options.device)

@@ -55,6 +55,7 @@ class ExecutorDrafter:
         *,
         numerics: str = "mxfp8",
         ranks: int = 1,
+        device: torch.device | str = "cpu",
         ctas: int = 4,
         positions: int | None = None,
         max_requests: int = 4,
@@ -63,10 +64,13 @@ class ExecutorDrafter:
         engine: ex.engine.EngineName = "fast",
         schedule: Callable[[int], ex.Schedule] | None = None,
         model: ex.MemoryModel | None = None,
+        memory: ex.Memory | None = None,
         ticks: int = DEFAULT_TICKS,
     ) -> None:
         if numerics != "mxfp8":
             raise InputError("the one-launch step has one numerics", [Fault("numerics", str(numerics), "mxfp8")])
+        if torch.device(device).type != "cpu":
+            raise InputError("the executor runs on the CPU", [Fault("device", str(device), "cpu")])
         positions = min(config.max_positions, 2048 if positions is None else positions)
         if pages is None:
             pages = max_requests * -(-positions // page_size)
@@ -83,8 +87,11 @@ class ExecutorDrafter:
         )
         self._tables = PageTables(pages, page_size, max_requests)
         self._queue: list[Row] = []
-        self.workspace = Workspace(self.shape, weights)
+        self.workspace = Workspace(self.shape, weights, memory=memory)
         self._programs: dict[tuple[int, int], tuple[Plan, ex.Program]] = {}
+        if model is None:
+            # The fast engine has no race detector.
+            model = ex.MemoryModel.harsh() if engine == "reference" else ex.MemoryModel.harsh().without("races")
         self._run: dict[str, Any] = {"engine": engine, "gpu": ex.Gpu.mi355x(cus=ctas), "model": model}
         self._schedule, self._ticks = schedule, ticks
         self._failed: StepFailed | None = None
