@@ -181,6 +181,15 @@ def stamped(ours: HopperDrafter) -> dict[str, dict[str, float]]:
     return {kind: {name: round(value, 1) for name, value in entry.items()} for kind, entry in result.items()}
 
 
+def other_ring(name: str, context: int, weights: DraftWeights, mxfp8: bool, slots: int) -> dict[str, object]:
+    """Time of one launch with another depth of the weight ring."""
+    config = shapes.config_of(name)
+    ours, _ = checks.prepared(config, weights, mxfp8, context, max_positions=context + 64, slots=(slots,))
+    g, down = ours.geometry, ours.geometry.linears["layers.0.down"]
+    median = timed(ours, Form.ONE_LAUNCH, context)["median"]
+    return {"median": median, "part": g.part_size, "down parts": down.parts, "resident": g.markov_resident}
+
+
 def kernels(name: str, context: int, weights: DraftWeights, profiled: bool = True) -> dict[str, float]:
     """Times of the kernels of one shape: chain and one launch, bf16 and MXFP8."""
     config, medians = shapes.config_of(name), {}
@@ -199,6 +208,11 @@ def kernels(name: str, context: int, weights: DraftWeights, profiled: bool = Tru
         ours.step.bounded = True
         record(f"bounded chain {name} {weight_label}", checks.bounded_chain(ours, context, 20))
         record(f"stamps {name} {context} {weight_label}", stamped(ours))
+        for slots in (2, 3, 4):
+            guarded(
+                f"time {name} {context} {weight_label}, {slots} slots",
+                lambda s=slots, m=mxfp8: other_ring(name, context, weights, m, s),
+            )  # type: ignore[misc]
         if profiled:
             record(f"stage us {name} {context} {weight_label}", profile(ours))
         del ours

@@ -27,7 +27,7 @@ class HopperDrafter:
     `mxfp8`: layer linears in MXFP8 (the reference's `w8a16`), else bf16 as shipped. `rows`: query rows of a launch,
     1..16 (default 8, or 16 for blocks above 8); requests beyond that take further launches. `pages` of 64 positions
     are shared by `max_requests` requests of at most `max_positions`. Committed rows are queued and folded into the
-    next propose.
+    next propose. `slots`: depths of the weight ring that the build may choose from.
 
     Raises ToolkitMissing without a Hopper GPU or the CUDA packages, UnsupportedCheckpoint for a drafter that the
     kernels do not cover, InputError for sizes that cannot be.
@@ -45,12 +45,13 @@ class HopperDrafter:
         max_positions: int | None = None,
         form: Form = Form.ONE_LAUNCH,
         bound_seconds: float = 2.0,
+        slots: Sequence[int] = (4, 3, 2),
     ) -> None:
         longest = min(8192, config.max_positions - config.block_size) if max_positions is None else max_positions
         rows = (8 if config.block_size <= 8 else 16) if rows is None else rows
         Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=longest)  # refusals before the GPU is touched
         grid = require_hopper()
-        geometry = Geometry.choose(config, rows=rows, mxfp8=mxfp8, grid=grid, max_positions=longest)
+        geometry = Geometry.choose(config, rows=rows, mxfp8=mxfp8, grid=grid, max_positions=longest, slots=slots)
         if pages is None:
             pages = max_requests * geometry.max_pages
         self._config, self.geometry = config, geometry

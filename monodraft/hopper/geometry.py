@@ -5,6 +5,7 @@ Pure Python. `Geometry.choose` refuses what the kernels cannot do, with every re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,8 +78,16 @@ class Geometry:
     keys: int
 
     @staticmethod
-    def choose(config: DraftConfig, *, rows: int, mxfp8: bool, grid: int = 132, max_positions: int = 8192) -> Geometry:
-        """The build for up to `rows` query rows in a launch and contexts up to `max_positions`.
+    def choose(
+        config: DraftConfig,
+        *,
+        rows: int,
+        mxfp8: bool,
+        grid: int = 132,
+        max_positions: int = 8192,
+        slots: Sequence[int] = (4, 3, 2),
+    ) -> Geometry:
+        """The build for up to `rows` query rows in a launch and contexts up to `max_positions`; ring depths to try.
 
         Raises UnsupportedCheckpoint or InputError with all reasons.
         """
@@ -99,10 +108,11 @@ class Geometry:
         pages = -(-(max_positions + config.block_size) // PAGE)
         fitting = [
             geometry
-            for slots in (4, 3, 2)
-            for part in range(min(12288, padded(max(config.feature_size, config.ffn_size), 256)), 0, -256)
+            for slot_count in slots
+            for part in range(min(12288, padded(max(config.feature_size, config.ffn_size), 512)), 0, -512)
             for keys in (128, 96, 64)
-            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slots, keys)).shared_bytes <= SHARED_LIMIT
+            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slot_count, keys)).shared_bytes
+            <= SHARED_LIMIT
         ]
         if not fitting:
             raise UnsupportedCheckpoint(
@@ -189,13 +199,14 @@ class Geometry:
 
     @property
     def markov_scratch(self) -> int:
-        """Of the bounded Markov stage: upper bounds of a CTA's rows, and bf16 row blocks of candidates."""
+        """Of the bounded Markov stage: vectors, upper bounds of a CTA's rows, and bf16 row blocks of candidates."""
         return self._markov_bounds + CANDIDATE_WARPS * (self.rank_padded // 128) * 4096
 
     @property
     def _markov_bounds(self) -> int:
         blocks = -(-(self.vocab_padded // TILE) // self.grid) + COMPUTE_WARPS
-        return padded(blocks * TILE * self.requests * 4, 128)
+        vectors = self.row_tiles * padded(self.config.markov_rank, 256) * 16
+        return vectors + padded(blocks * TILE * self.requests * 4, 128)
 
     @property
     def markov_resident(self) -> int:
@@ -210,13 +221,20 @@ class Geometry:
         return padded(max(self.row_tiles * self.plane, self.attention_scratch, self.markov_scratch), 128)
 
     def linear(self, name: str, n: int, k: int, mxfp8: bool) -> Linear:
-        """The tiling of one linear: parts of K that fit, K split over as many warps as have a chunk each."""
+        """The tiling of one linear: parts of K that fit, K split over as many warps as have a chunk each.
+
+        Several parts take turns in the two halves of the room. A part is then a multiple of 8 chunks (all warps on one
+        row block), or of 4 where a CTA has an even number of row blocks (two at a time).
+        """
         chunk = 256 if mxfp8 else 128
         chunks = padded(k, 256) // chunk
-        parts = -(-chunks * chunk // self.part_size)
-        part_chunks = -(-chunks // parts)
-        if not mxfp8:
-            part_chunks += part_chunks % 2  # activations are padded to 256
+        if chunks * chunk <= self.part_size:
+            part_chunks = chunks
+        else:
+            room = self.part_size // 2 // chunk
+            turns = -(-padded(n, TILE) // TILE // self.grid)
+            unit = 4 if turns % 2 == 0 and room // 4 * 4 > room // 8 * 8 else 8
+            part_chunks = room // unit * unit or room
         parts = -(-chunks // part_chunks)
         split = 3
         while split and part_chunks % (1 << split) and part_chunks < 4 << split:
@@ -269,22 +287,17 @@ class Geometry:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: activations, ring, reduction buffers, sums of parts, Markov vectors, fixed places."""
+        """Dynamic shared memory: activations, ring, reduction buffers, sums of parts, fixed places."""
         ring = COMPUTE_WARPS * self.slots * SLOT_BYTES
         red = 2 * COMPUTE_WARPS * 4 * self.row_tiles * 32 * 4
-        return (
-            self.activation_bytes
-            + ring
-            + red
-            + self.sum_slots * 64 * self.row_tiles * 8
-            + self.row_tiles * padded(self.config.markov_rank, 256) * 16
-            + self.fixed_bytes
-        )
+        return self.activation_bytes + ring + red + self.sum_slots * 64 * self.row_tiles * 8 + self.fixed_bytes
 
     @property
     def cost(self) -> float:
         """What `choose` minimises: a hand-off a part (about 1.2 us each measured), fewer slots, smaller key tiles."""
-        parts = sum(linear.parts for name, linear in self.linears.items() if name != "fc")
+        parts = sum(
+            0.5 * linear.parts + 0.5 * (linear.parts > 1) for name, linear in self.linears.items() if name != "fc"
+        )
         return parts + {4: 0, 3: 1, 2: 12}[self.slots] + (128 - self.keys) / 64 + self.linears["fc"].parts / 64
 
     @property

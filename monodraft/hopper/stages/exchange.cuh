@@ -23,7 +23,7 @@ struct Fixed {
   int step[STEP_WORDS];                     // inputs of the step; 16-byte aligned
   Stage stages[MAX_STAGES];
   u64 full[RING_SLOTS], empty[RING_SLOTS];  // mbarriers of the rings
-  u64 ready;                                // mbarrier: the input part is in shared memory
+  u64 ready[2];                             // mbarriers: an input part is in shared memory; parts take turns
   float factor[ROWS + EPILOGUE_WARPS];      // of the rows' norms, and scratch
   u32 previous[ROWS];                       // tokens of the chain
   Bounds bounds;
@@ -31,21 +31,23 @@ struct Fixed {
 static_assert(sizeof(Fixed) <= FIXED_BYTES, "geometry.py: fixed_bytes");
 
 // Dynamic shared memory, every place a constant: activations (one part of the input, or scratch of attention and of the
-// bounded chain), the rings, `red` [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums, `sums` [SUM_SLOTS][64 * ROW_TILES]
-// of earlier parts, `bias` [ROW_TILES][BIAS_PLANE] Markov vectors in fragment order times ACTIVATION_SCALE, Fixed.
+// bounded chain, behind the Markov vectors `bias` [ROW_TILES][BIAS_PLANE] in fragment order times ACTIVATION_SCALE),
+// the rings, `red` [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums, `sums` [SUM_SLOTS][64 * ROW_TILES]
+// of earlier parts, Fixed.
 extern __shared__ __align__(128) u8 dynamic[];
 #define RING_AT ACTIVATION_BYTES
 #define RED_AT (RING_AT + RING_SLOTS * SLOT_BYTES)
 #define SUMS_AT (RED_AT + 2 * RED_FLOATS * 4)
-#define BIAS_AT (SUMS_AT + SUM_SLOTS * 64 * ROW_TILES * 8)
-#define BIAS_PLANE ((RANK + 255) / 256 * 4096)  // bytes of the vectors of 8 requests, padded for MXFP8 chunks
-#define FIXED_AT (BIAS_AT + ROW_TILES * BIAS_PLANE)
+#define FIXED_AT (SUMS_AT + SUM_SLOTS * 64 * ROW_TILES * 8)
 INLINE u8* shared_activations() { return dynamic; }
 INLINE float* shared_red() { return (float*)(dynamic + RED_AT); }
 INLINE float2* shared_sums() { return (float2*)(dynamic + SUMS_AT); }
-INLINE u8* shared_bias() { return dynamic + BIAS_AT; }
+INLINE u8* shared_bias() { return dynamic; }
 INLINE Fixed& fixed() { return *(Fixed*)(dynamic + FIXED_AT); }
-INLINE u32 ready_bar() { return shared_address(&fixed().ready); }
+INLINE u32 ready_bar(u32 buffer) { return shared_address(&fixed().ready[buffer]); }
+
+// Parity of the two `ready` barriers, a bit each; either side keeps its own.
+INLINE u32 ready_parity_of(u32 parities, u32 buffer) { return parities >> buffer & 1u; }
 
 INLINE void epilogue_sync() { named_sync(BARRIER_EPILOGUE, EPILOGUE_THREADS); }
 

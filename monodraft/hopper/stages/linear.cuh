@@ -8,12 +8,13 @@ INLINE void linear_compute(const Stage& s, const Health& health, Ring& ring, Pas
                            u32& ready_parity, u32 warp, u32 lane, u32 stage) {
   constexpr u32 CHUNK_BYTES = MX ? 4096 : 2048;  // of activations of 8 rows
   const u32 split = 1u << s.split_log2, subs = COMPUTE_WARPS >> s.split_log2, sub = warp >> s.split_log2;
-  const u32 start = first_row_block(s), x = shared_address(shared_activations());
+  const u32 start = first_row_block(s), base = shared_address(shared_activations());
   if (start >= s.row_blocks) return;
   for (u32 part = 0; part < s.parts; part++) {
     const u32 chunks = chunks_of_part(s, part);
-    wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
-    ready_parity ^= 1u;
+    const u32 buffer = s.parts > 1 ? part & 1u : 0u, x = base + buffer * (PLANE / 2);
+    wait_phase(health, ready_bar(buffer), ready_parity_of(ready_parity, buffer), stage, REGION_ACTIVATIONS);
+    ready_parity ^= 1u << buffer;
     for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * gridDim.x) {
       float acc[ROW_TILES][4];
 #pragma unroll
@@ -32,16 +33,18 @@ INLINE void linear_compute(const Stage& s, const Health& health, Ring& ring, Pas
 
 // ---- epilogue warps
 
-// Brings part `part` of the input to shared memory and completes `ready`.
-INLINE void load_part(const Args& a, const Stage& s, const Health& health, u32 part, u32 thread) {
+// Brings part `part` of the input to shared memory and completes its `ready`. Where there are several, they take turns in
+// two halves of the room, so that one is on its way while the other is multiplied.
+INLINE void load_part(const Args& a, const Stage& s, u32 part, u32 thread) {
   const u32 chunk = s.mxfp8 ? 256 : 128, size = chunks_of_part(s, part) * chunk, from = part * s.part_chunks * chunk;
+  const u32 buffer = s.parts > 1 ? part & 1u : 0u, to = shared_address(shared_activations()) + buffer * (PLANE / 2);
   if (!s.row_major) {
     if (thread == 0) {
       fence_bulk_global();
-      phase_expect(ready_bar(), ROW_TILES * size * 16);
+      phase_expect(ready_bar(buffer), ROW_TILES * size * 16);
       for (u32 n = 0; n < ROW_TILES; n++)
-        bulk_copy(shared_address(shared_activations()) + n * PLANE, s.input + ((u64)n * s.inner + from) * 16, size * 16,
-                  ready_bar());
+        bulk_copy(to + n * PLANE, s.input + ((u64)n * s.inner + from) * 16, size * 16,
+                  ready_bar(buffer));
     }
     return;
   }
@@ -51,11 +54,11 @@ INLINE void load_part(const Args& a, const Stage& s, const Health& health, u32 p
     const u32 row = i / units, k = (i - row * units) * 8;
     uint4 v = make_uint4(0, 0, 0, 0);
     if (row < rows && from + k < s.columns) v = __ldcg((const uint4*)(s.input + ((u64)row * s.columns + from + k) * 2));
-    store_shared16(shared_address(shared_activations()) + fragment(row, k, PLANE), v);
+    store_shared16(to + fragment(row, k, PLANE), v);
   }
   fence_bulk_shared();
   epilogue_sync();
-  if (thread == 0) phase_arrive(ready_bar());
+  if (thread == 0) phase_arrive(ready_bar(buffer));
 }
 
 // factor[row] = 1 / sqrt(mean square + eps) of the input rows, from the partial sums in a fixed order.
@@ -86,10 +89,10 @@ INLINE float gated(float gate, float up) {
 }
 
 // Dot of row `row` of the part in shared memory with the confidence weights; valid in thread 0.
-INLINE float confidence_part(const Args& a, float* scratch, u32 row, u32 from, u32 size, u32 thread) {
+INLINE float confidence_part(const Args& a, u32 x, float* scratch, u32 row, u32 from, u32 size, u32 thread) {
   float sum = 0.f;
   for (u32 k = thread * 8; k < size; k += EPILOGUE_THREADS * 8) {
-    uint4 v = load_shared16(shared_address(shared_activations()) + fragment(row, k, PLANE));
+    uint4 v = load_shared16(x + fragment(row, k, PLANE));
     const float4* w = (const float4*)(a.confidence + from + k);
     float4 w0 = __ldg(w), w1 = __ldg(w + 1);
     sum += low_bf16(v.x) * w0.x + high_bf16(v.x) * w0.y + low_bf16(v.y) * w0.z + high_bf16(v.y) * w0.w;
@@ -153,20 +156,22 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
   const u32 pairs_log2 = is_gated ? 2 : 3, pairs = 1u << pairs_log2, per_log2 = pairs_log2 + ROWS_LOG2, per = 1u << per_log2;
   const u32 chunk = s.mxfp8 ? 256 : 128;
   float confidence = 0.f;
+  u32 loaded = 0;
   for (u32 part = 0; part < s.parts; part++) {
-    load_part(a, s, health, part, thread);
+    const u32 buffer = s.parts > 1 ? part & 1u : 0u;
+    for (; loaded < min(part + 2, s.parts); loaded++) load_part(a, s, loaded, thread);
     if (part == 0) {
       if (s.squares) row_factors(s.squares, factor, thread);
       else if (thread < ROWS) factor[thread] = 1.f;
       epilogue_sync();
     }
     if (s.out == OUT_LOGITS && blockIdx.x < (u32)fixed().step[STEP_REQUESTS] * BLOCK) {
-      wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
-      confidence += confidence_part(a, factor + ROWS, blockIdx.x, part * s.part_chunks * chunk,
+      wait_phase(health, ready_bar(buffer), ready_parity_of(ready_parity, buffer), stage, REGION_ACTIVATIONS);
+      confidence += confidence_part(a, shared_address(shared_activations()) + buffer * (PLANE / 2), factor + ROWS, blockIdx.x, part * s.part_chunks * chunk,
                                     chunks_of_part(s, part) * chunk, thread);
       if (thread == 0 && part + 1 == s.parts) a.confidence_hidden[blockIdx.x] = confidence * factor[blockIdx.x];
     }
-    ready_parity ^= 1u;
+    ready_parity ^= 1u << buffer;
     u32 slot = 0;
     for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * gridDim.x, slot += subs) {
       named_sync(BARRIER_FULL + passes.buffer, PAIR_THREADS);

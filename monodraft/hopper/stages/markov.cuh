@@ -77,7 +77,7 @@ INLINE void markov_compute(const Args& a, const Stage& s, const Health& health, 
   const u32 start = first_row_block(s), x = shared_address(shared_bias());
   if (start >= s.row_blocks) return;
   u64 best[ROW_TILES][2] = {};
-  wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
+  wait_phase(health, ready_bar(0), ready_parity_of(ready_parity, 0), stage, REGION_ACTIVATIONS);
   ready_parity ^= 1u;
   const u32 requests = fixed().step[STEP_REQUESTS];
   for (u32 block = start + warp * gridDim.x; block < s.row_blocks; block += COMPUTE_WARPS * gridDim.x) {
@@ -114,6 +114,8 @@ INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
 INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& ready_parity, u32* previous,
                             u32 thread) {
   const u32 warp = thread >> 5, lane = thread & 31, requests = fixed().step[STEP_REQUESTS];
+  for (u32 i = thread; i < ROW_TILES * BIAS_PLANE / 16; i += EPILOGUE_THREADS)
+    store_shared16(shared_address(shared_bias()) + i * 16, make_uint4(0, 0, 0, 0));
   if (s.step) choose(a, s.step - 1, previous, warp, lane);
   else if (thread < requests) previous[thread] = fixed().step[STEP_ANCHOR + thread];
   epilogue_sync();
@@ -127,7 +129,7 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
     }
     if (thread < requests) fixed().bounds.length[thread] = __ldg(a.w1_lengths + previous[thread]);
     epilogue_sync();
-    if (thread == 0) phase_arrive(ready_bar());
+    if (thread == 0) phase_arrive(ready_bar(0));
     ready_parity ^= 1u;
   }
   // Confidence of row (r, step) by CTA (row): the hidden part was left by the LM head's stage.

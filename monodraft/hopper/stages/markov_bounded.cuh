@@ -54,7 +54,7 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
   const u32 start = first_row_block(s), x = shared_address(shared_bias());
   if (start >= s.row_blocks) return;
   Bounds& bounds = fixed().bounds;
-  float* upper = (float*)shared_activations();
+  float* upper = (float*)(shared_activations() + UPPER_AT);
   const u32 buffer = shared_address(shared_activations()) + ACTIVATION_BYTES - (CANDIDATE_WARPS - warp) * CANDIDATE_BYTES;
   float least[ROW_TILES][2];
 #pragma unroll
@@ -66,7 +66,7 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
   Scanned next;
   const bool early = s.step && stage > (u32)a.first;
   if (early && block < s.row_blocks) load_scanned(a, s.step, next, block, lane);
-  wait_phase(health, ready_bar(), ready_parity, stage, REGION_ACTIVATIONS);
+  wait_phase(health, ready_bar(0), ready_parity_of(ready_parity, 0), stage, REGION_ACTIVATIONS);
   ready_parity ^= 1u;
   const u32 requests = fixed().step[STEP_REQUESTS];
   if (!early && block < s.row_blocks) load_scanned(a, s.step, next, block, lane);

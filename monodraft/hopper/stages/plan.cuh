@@ -27,7 +27,9 @@
 #define CANDIDATE_BYTES (RANK_PADDED / 128 * 4096)
 #define CANDIDATE_WARPS 4
 // In one launch, the first MARKOV_RESIDENT chunks of a warp stay in shared memory from the chain's first step on.
-#define RESIDENT_AT ((MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
+#define BIAS_PLANE ((RANK + 255) / 256 * 4096)  // bytes of the vectors of 8 requests, padded for MXFP8 chunks
+#define UPPER_AT (ROW_TILES * BIAS_PLANE)
+#define RESIDENT_AT (UPPER_AT + (MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
 enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED };
