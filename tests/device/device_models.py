@@ -29,7 +29,8 @@ def bits(values: F32) -> NDArray[np.uint32]:
 
 def to_bf16(values: F32) -> NDArray[np.uint16]:
     """bf16 patterns, nearest even."""
-    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def from_bf16(patterns: NDArray[np.uint16]) -> F32:
