@@ -48,6 +48,11 @@ class Scope:
     release: bool = False
 
 
+def uncached(scope: Scope) -> Scope:
+    """The same access to uncached memory: there are no caches to keep it from anybody, whatever its bits say."""
+    return Scope(3, True, scope.acquire, scope.release)
+
+
 @dataclass(frozen=True)
 class Lanes:
     """Which lanes an access concerns. `uniform`: one address for all; else `active` are their numbers."""

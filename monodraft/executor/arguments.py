@@ -80,7 +80,7 @@ def one_argument(parameter: Parameter, value: Any, rank: int, memory: Memory, pr
     array = as_array(value)
     region = value if isinstance(value, Region) else None
     if array is not None and array.ndim:
-        region = memory.array(rank, unused_name(memory, rank, f"{program.name}.{parameter.name}"), array)
+        region = placed(memory, rank, f"{program.name}.{parameter.name}", array)
     if parameter.tensor is not None:
         if region is None:
             raise ValueError(wanted(parameter))
@@ -106,6 +106,16 @@ def as_array(value: Any) -> np.ndarray | None:
             value = value.view(torch.uint16 if value.element_size() == 2 else torch.uint8)
         return value.detach().numpy()
     return None
+
+
+def placed(memory: Memory, rank: int, name: str, array: np.ndarray) -> Region:
+    """The region of a host array on this rank; the same array given again is the same memory."""
+    key = (rank, array.__array_interface__["data"][0], array.shape, array.dtype.str)
+    if key not in memory.placed:
+        memory.placed[key] = memory.array(rank, unused_name(memory, rank, name), array)
+    region = memory.placed[key]
+    region.array[...] = array
+    return region
 
 
 def unused_name(memory: Memory, rank: int, name: str) -> str:

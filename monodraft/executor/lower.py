@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from monodraft.errors import Fault
 from monodraft.executor.errors import BadLaunch
 from monodraft.executor.memory import Region
 from monodraft.executor.program import Program, TensorLayout
@@ -102,8 +103,35 @@ def as_traced(name: str, value: Any, annotation: Any) -> Any:
     if isinstance(value, np.ndarray):
         import torch
 
-        return torch.from_numpy(value)
+        value = torch.from_numpy(value)
+    if isinstance(annotation, type) and issubclass(annotation, fx.Pointer) and hasattr(value, "data_ptr"):
+        return as_pointer(name, value)
     return value
+
+
+ELEMENTS = {
+    "float64": "Float64",
+    "float32": "Float32",
+    "float16": "Float16",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8E4M3FN",
+    "int64": "Int64",
+    "int32": "Int32",
+    "int16": "Int16",
+    "int8": "Int8",
+    "uint8": "Uint8",
+}
+
+
+def as_pointer(name: str, tensor: Any) -> Any:
+    """An fx.Pointer argument with the element type of a tensor."""
+    import flydsl.compiler as flyc
+    import flydsl.expr as fx
+
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind not in ELEMENTS:
+        raise BadLaunch("cannot lower", faults=[Fault(f"argument {name}", f"{kind} elements", ", ".join(ELEMENTS))])
+    return flyc.from_c_void_p(getattr(fx, ELEMENTS[kind]), 0)
 
 
 def lower_in_process(launcher: Any, owner: Any, bound: inspect.BoundArguments) -> Program:

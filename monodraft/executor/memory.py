@@ -65,6 +65,8 @@ class Memory:
     ranks: int = 1
     capacity: int = 16 << 30
     regions: list[Region] = field(default_factory=list, init=False)
+    # Host arrays that launches placed here, by rank, host address, shape and dtype.
+    placed: dict[tuple, Region] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.ranks < 1:

@@ -214,6 +214,7 @@ def compare_integers(use: Use) -> str:
 
 # LLVM's fcmp predicates: ordered ones are false, unordered ones true, where an operand is NaN.
 ORDERED = {1: "==", 2: ">", 3: ">=", 4: "<", 5: "<="}
+UNORDERED = 7  # ueq is 8, and so on
 NAN = "(np.isnan({a}) | np.isnan({b}))"
 
 
@@ -227,8 +228,8 @@ def compare_floats(use: Use) -> str:
         nan = NAN.format(a=a, b=b)
         if order in ORDERED:
             return f"({a} {ORDERED[order]} {b})"
-        if order - 8 in ORDERED:
-            return f"(({a} {ORDERED[order - 8]} {b}) | {nan})"
+        if order - UNORDERED in ORDERED:
+            return f"(({a} {ORDERED[order - UNORDERED]} {b}) | {nan})"
         if order in (0, 15):
             return f"(({a} == {a}) {'&' if order == 0 else '|'} np.bool_({order == 15}))"
         return {6: f"(({a} != {b}) & ~{nan})", 7: f"(~{nan})", 13: f"({a} != {b})", 14: nan}[order]

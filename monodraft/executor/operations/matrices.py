@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from monodraft.executor.operations.table import NotKnown, Use, key, known
 from monodraft.executor.program import Scalar, Vector
 
@@ -12,6 +14,7 @@ SCALED = {
     "llvm.amdgcn.mfma.scale.f32.32x32x64.f8f6f4": (32, 64),
 }
 FORMAT_NUMBERS = ("fp8_e4m3", "fp8_e5m2", "fp6_e2m3", "fp6_e3m2", "fp4_e2m1")
+UNIT_SCALES = np.int32(0x7F7F7F7F)
 WORDS = Vector(2, Scalar("i32"))
 SUPPORTED = ("fp8_e4m3", "fp8_e5m2", "fp4_e2m1")
 
@@ -27,11 +30,20 @@ def scaled(use: Use) -> str:
         formats = (FORMAT_NUMBERS[use.literal(3)], FORMAT_NUMBERS[use.literal(4)])
         select = (use.literal(5), use.literal(7))
         scales = [use.operands[6], use.operands[8]]
+    if select == (0, 0) and all(use.value_of(each) == 0 for each in scale_values(use)):
+        # LLVM takes two constant zeros for "no scales" and emits the unscaled instruction.
+        scales = [use.constant(UNIT_SCALES)] * 2
     for name in formats:
         if name not in SUPPORTED:
             raise NotKnown(f"matrix format {name}")
     size = SCALED[key(use.op)]
     return f"mfma_scaled({a}, {b}, {c}, {formats!r}, ({scales[0]}, {scales[1]}), {select!r}, {size!r})"
+
+
+def scale_values(use: Use) -> tuple[int, int]:
+    """The value numbers of the two scale operands."""
+    first, second = (3, 4) if "cbsz" in use.attributes else (6, 8)
+    return use.op.operands[first], use.op.operands[second]
 
 
 PLAIN = {

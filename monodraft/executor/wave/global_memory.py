@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from monodraft.executor import atomics
-from monodraft.executor.access import Access, Lanes, Scope, from_lanes, gather_addresses, to_lanes, word_index
+from monodraft.executor.access import (
+    Access,
+    Lanes,
+    Scope,
+    from_lanes,
+    gather_addresses,
+    to_lanes,
+    uncached,
+    word_index,
+)
 from monodraft.executor.coherence import SYSTEM
 from monodraft.executor.detect import LOADS
 from monodraft.executor.gpu import WAVE
@@ -28,8 +37,10 @@ class GlobalMemory(Waits):
     def load_at(self, start: np.ndarray, lanes: Lanes, shape: Access, scope: Scope, m: Any, place: int) -> Any:
         machine = self.machine
         region = self.region(start, shape, lanes, m, place, "load")
+        if region.uncached:
+            scope = uncached(scope)
         index = word_index(start, shape)
-        level = SYSTEM if region.uncached else scope.level
+        level = scope.level
         self.issued += 1
         number = self.issued
         self.work += machine.cost.coherent_load if level > 1 else machine.cost.load
@@ -114,7 +125,9 @@ class GlobalMemory(Waits):
     ) -> None:
         machine = self.machine
         region = self.region(start, shape, lanes, m, place, "store")
-        level = SYSTEM if region.uncached else scope.level
+        if region.uncached:
+            scope = uncached(scope)
+        level = scope.level
         if scope.release:
             self.fence(scope.level, False, True)
         self.issued += 1
