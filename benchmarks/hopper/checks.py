@@ -108,8 +108,16 @@ def stages(
                 error = difference(pool, wanted_kv)
                 name = ("context.k", "context.v")[which]
                 found[name] = max(found.get(name, 0.0), error) if error == error else error
-    same = [bool(torch.equal(d.tokens, w.draft.tokens.cpu())) for d, w in zip(drafts, wanted, strict=True)]
-    found["tokens differ"] = float(len(same) - sum(same))
+    found["tokens differ"] = 0.0
+    for index, (draft, proposal) in enumerate(zip(drafts, wanted, strict=True)):
+        differing = (draft.tokens != proposal.draft.tokens.cpu()).nonzero()
+        if len(differing):  # up to the first difference both saw the same tokens: is it a near tie?
+            slot = int(differing[0])
+            logits = corrected[index * g + slot, : config.vocab_size].cpu()
+            reference_logits = record["corrected_logits"][index, slot].cpu()
+            found["tokens differ"] += 1
+            found["margin there"] = float(proposal.margins[slot])
+            found["greatest logit error there"] = float((logits - reference_logits).abs().max())
     if config.has_confidence:
         errors = [
             float((d.confidence - w.draft.confidence.cpu()).abs().max())  # type: ignore[operator,union-attr]

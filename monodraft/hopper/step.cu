@@ -10,7 +10,7 @@ INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 own
   u32 ready_parity = 0, arrived_parity = 0;
   for (u32 i = 0; i < (u32)a.count; i++) {
     const Stage& s = fixed().stages[i];
-    const u32 warp = opaque(own_warp), lane = opaque(own_lane);
+    const u32 warp = uniform(opaque(own_warp)), lane = opaque(own_lane);
     if (s.kind == KIND_MARKOV_BOUNDED)
       markov_bounded_compute(a, s, health, ring, passes, ready_parity, arrived_parity, warp, lane, a.first + i);
     if (s.kind == KIND_MARKOV) markov_compute(a, s, health, ring, passes, ready_parity, warp, lane, a.first + i);

@@ -9,6 +9,29 @@ INLINE void multiply_add(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same with float16 operands.
+INLINE void multiply_add_f16(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Two e4m3 bytes, the lower or the upper half of a word, to two float16, exactly.
+INLINE u32 convert_e4m3_low(u32 x) {
+  u32 r;
+  asm("{ .reg .b16 l,h; mov.b32 {l,h},%1; cvt.rn.f16x2.e4m3x2 %0,l; }" : "=r"(r) : "r"(x));
+  return r;
+}
+INLINE u32 convert_e4m3_high(u32 x) {
+  u32 r;
+  asm("{ .reg .b16 l,h; mov.b32 {l,h},%1; cvt.rn.f16x2.e4m3x2 %0,h; }" : "=r"(r) : "r"(x));
+  return r;
+}
+INLINE u32 pack_f16(float low, float high) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 // Four e4m3 bytes to two pairs of bf16, each 2^-120 times the value: exponent and mantissa move into place and e4m3's
 // subnormals become bf16's, so no rounding and no conversion instruction. Bytes 1 and 3 make `odd`, 0 and 2 `even`.
 // Who multiplies folds 2^120 back in: activations carry 2^64 (exact), block scales the rest.
@@ -22,6 +45,8 @@ INLINE void widen_e4m3(u32 x, u32& odd, u32& even) {
 INLINE float block_scale(u32 packed, u32 byte) {
   return __uint_as_float((((packed >> (8 * byte)) & 255u) << 23) + SCALE_EXPONENT);
 }
+
+INLINE float plain_scale(u32 packed, u32 byte) { return __uint_as_float(((packed >> (8 * byte)) & 255u) << 23); }
 
 INLINE u32 pack_bf16(float low, float high) {
   u32 r;

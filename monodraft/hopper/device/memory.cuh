@@ -16,6 +16,9 @@ INLINE u32 opaque(u32 x) {
   return x;
 }
 
+// A number that is the same in all lanes of a warp, so that loops over it need no care for divergence.
+INLINE u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
+
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // ---- shared memory, by 32-bit address

@@ -77,7 +77,7 @@ INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, 
 INLINE void finish_heads(u8* scratch, const Keys& keys, float4 q_factor, float4 k_factor, u32 m_first, u32 from, u32 to, bool queries,
                          u32 warp, u32 lane) {
   const u32 block_from = max(from, keys.context), block = to > block_from ? to - block_from : 0;
-#pragma unroll 1
+#pragma unroll 2
   for (u32 i = (queries ? 0 : M_ROWS) + warp; i < M_ROWS + block; i += EPILOGUE_WARPS) {
     const bool query = i < M_ROWS;
     const u32 key = block_from + i - M_ROWS, row = query ? min((m_first + i) / GROUP, (u32)BLOCK - 1) : key - keys.context;
@@ -87,36 +87,39 @@ INLINE void finish_heads(u8* scratch, const Keys& keys, float4 q_factor, float4 
   }
 }
 
-// Scores of 8 keys a warp at a time, float32, in shared memory; hidden ones are -inf.
+// Scores of 8 keys a warp at a time, float32, in shared memory; hidden ones are -inf. Without branches: with them the row
+// tiles ran one after another.
 INLINE void scores(u32 base, u8* scratch, const Keys& keys, u32 m_first, u32 from, u32 to, u32 window, u32 warp, u32 lane) {
+  const u32 reach = window ? window : 1u << 30;  // |query position - key position| < reach
+#pragma unroll 1
   for (u32 block = warp; block < KEYS / 8; block += EPILOGUE_WARPS) {
     uint4 b[4];
+    float c[M_TILES][4];
 #pragma unroll
     for (int k = 0; k < 4; k++)
       b[k] = load_matrix4(base + KEY_AT + (block * 8 + (lane & 7)) * KEY_STRIDE + k * 64 + (lane >> 3) * 16);
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-      float c[4] = {0.f, 0.f, 0.f, 0.f};
+    for (int m = 0; m < M_TILES; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.f;
 #pragma unroll
-      for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 8; k++)
+#pragma unroll
+      for (int m = 0; m < M_TILES; m++) {
         const uint4 q = load_matrix4(base + QUERY_AT + (m * 16 + (lane & 15)) * KEY_STRIDE + k * 32 + (lane >> 4) * 16);
         const uint4 w = b[k >> 1];
-        multiply_add(c, q.x, q.y, q.z, q.w, k & 1 ? w.z : w.x, k & 1 ? w.w : w.y);
+        multiply_add(c[m], q.x, q.y, q.z, q.w, k & 1 ? w.z : w.x, k & 1 ? w.w : w.y);
       }
+    const u32 column = block * 8 + (lane & 3) * 2, key = from + column;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const u32 row = m * 16 + half * 8 + (lane >> 2), column = block * 8 + (lane & 3) * 2;
-        float out[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const u32 key = from + column + i;
-          const u32 distance = keys.context + (m_first + row) / GROUP - key;  // query position - key position, wrapping
-          const bool seen = key < to && (!window || (int)distance < (int)window && (int)distance > -(int)window);
-          out[i] = seen ? c[half * 2 + i] * SCORE_SCALE : -INFINITY;
-        }
-        *(float2*)(scratch + SCORE_AT + row * SCORE_STRIDE + column * 4) = make_float2(out[0], out[1]);
+        const u32 row = m * 16 + half * 8 + (lane >> 2);
+        const u32 shifted = keys.context + (m_first + row) / GROUP - key + reach - 1;  // distance + reach - 1, wrapping
+        const bool first = (key < to) & (shifted < 2 * reach - 1), second = (key + 1 < to) & (shifted - 1 < 2 * reach - 1);
+        const float low = first ? c[m][half * 2] * SCORE_SCALE : -INFINITY;
+        const float high = second ? c[m][half * 2 + 1] * SCORE_SCALE : -INFINITY;
+        *(float2*)(scratch + SCORE_AT + row * SCORE_STRIDE + column * 4) = make_float2(low, high);
       }
-    }
   }
 }
 
@@ -221,7 +224,7 @@ INLINE void prefetch_keys(const Args& a, const Stage& s, u32 thread) {
 }
 
 INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
-  const u32 warp = thread >> 5, lane = thread & 31, base = shared_address(scratch), splits = fixed().step[STEP_SPLITS];
+  const u32 warp = uniform(thread >> 5), lane = thread & 31, base = shared_address(scratch), splits = fixed().step[STEP_SPLITS];
   const u32 items = (u32)fixed().step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
   const float4* factors = (const float4*)(a.head_norms + s.layer * 2 * HEAD) + lane;
   const float4 q_factor = __ldg(factors), k_factor = __ldg(factors + HEAD / 4);
@@ -261,7 +264,7 @@ INLINE void add_weighted(float4& o, float w, float4 v) { o.x += w * v.x, o.y += 
 // Lane l weighs ranges l, l + 32, ...; the sums come to shared memory AT_ONCE ranges at a time meanwhile.
 INLINE void combine(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   constexpr u32 TURNS = (MAX_SPLITS + 31) / 32, ROOM = ACTIVATION_BYTES / EPILOGUE_WARPS / 512, AT_ONCE = ROOM < 16 ? ROOM : 16;
-  const u32 warp = thread >> 5, lane = thread & 31, splits = fixed().step[STEP_SPLITS];
+  const u32 warp = uniform(thread >> 5), lane = thread & 31, splits = fixed().step[STEP_SPLITS];
   const float4* sums = (const float4*)(scratch + warp * AT_ONCE * 512) + lane;
 #pragma unroll 1
   for (u32 unit = blockIdx.x + warp * gridDim.x; unit < (u32)fixed().step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * gridDim.x) {

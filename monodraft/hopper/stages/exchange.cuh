@@ -31,9 +31,9 @@ struct Fixed {
 static_assert(sizeof(Fixed) <= FIXED_BYTES, "geometry.py: fixed_bytes");
 
 // Dynamic shared memory, every place a constant: activations (one part of the input, or scratch of attention and of the
-// bounded chain, behind the Markov vectors `bias` [ROW_TILES][BIAS_PLANE] in fragment order times ACTIVATION_SCALE),
-// the rings, `red` [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums, `sums` [SUM_SLOTS][64 * ROW_TILES]
-// of earlier parts, Fixed.
+// bounded chain, behind the Markov vectors `bias` [ROW_TILES][BIAS_PLANE] in fragment order: times ACTIVATION_SCALE, and in
+// float16), the rings, `red` [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums, `sums` [SUM_SLOTS][64 * ROW_TILES] of
+// earlier parts, Fixed.
 extern __shared__ __align__(128) u8 dynamic[];
 #define RING_AT ACTIVATION_BYTES
 #define RED_AT (RING_AT + RING_SLOTS * SLOT_BYTES)

@@ -113,8 +113,8 @@ INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
 
 INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& ready_parity, u32* previous,
                             u32 thread) {
-  const u32 warp = thread >> 5, lane = thread & 31, requests = fixed().step[STEP_REQUESTS];
-  for (u32 i = thread; i < ROW_TILES * BIAS_PLANE / 16; i += EPILOGUE_THREADS)
+  const u32 warp = uniform(thread >> 5), lane = thread & 31, requests = fixed().step[STEP_REQUESTS];
+  for (u32 i = thread; i < 2 * ROW_TILES * BIAS_PLANE / 16; i += EPILOGUE_THREADS)
     store_shared16(shared_address(shared_bias()) + i * 16, make_uint4(0, 0, 0, 0));
   if (s.step) choose(a, s.step - 1, previous, warp, lane);
   else if (thread < requests) previous[thread] = fixed().step[STEP_ANCHOR + thread];
@@ -126,8 +126,12 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
       const uint4 e = __ldg((const uint4*)(a.w1 + (u64)previous[r] * RANK + k));
       store_shared16(shared_address(shared_bias()) + fragment(r, k, BIAS_PLANE),
                      make_uint4(scaled_pair(e.x), scaled_pair(e.y), scaled_pair(e.z), scaled_pair(e.w)));
+      // In float16 for the scan, in the order of MXFP8 bytes: k + 2, k, k + 3, k + 1.
+      store_shared16(shared_address(shared_bias()) + ROW_TILES * BIAS_PLANE + fragment(r, k, BIAS_PLANE),
+                     make_uint4(pack_f16(low_bf16(e.y), low_bf16(e.x)), pack_f16(high_bf16(e.y), high_bf16(e.x)),
+                                pack_f16(low_bf16(e.w), low_bf16(e.z)), pack_f16(high_bf16(e.w), high_bf16(e.z))));
     }
-    if (thread < requests) fixed().bounds.length[thread] = __ldg(a.w1_lengths + previous[thread]);
+    if (thread < requests) fixed().bounds.length[thread] = __ldg(a.w1_lengths + previous[thread]) + 0.00390625f;
     epilogue_sync();
     if (thread == 0) phase_arrive(ready_bar(0));
     ready_parity ^= 1u;

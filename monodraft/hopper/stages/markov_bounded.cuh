@@ -4,7 +4,8 @@
 // For row v of w2 with MXFP8 value q_v, |w2_v.e - q_v.e| <= ||w2_v - q_v|| ||e||. With slack_v >= ||w2_v - q_v|| and the
 // roundings of the two products in it, the exact logit lies within
 //     error_v = slack_v ||e|| + 2^-8 (|q_v.e| + slack_v ||e||) + 2^-20 (|base_v| + |q_v.e|)
-// of base_v + q_v.e (2^-8: the bias is rounded to bf16; 2^-20: float32 sums). A CTA's greatest logit is at least the greatest
+// of base_v + q_v.e (2^-8: the bias is rounded to bf16; 2^-20: float32 sums). The scan takes e in float16: exact but for
+// elements below 2^-14, which lose at most 2^-25 each; ||e|| is raised by 2^-8, and slack_v holds 2^-12 ||w2_v||, for that. A CTA's greatest logit is at least the greatest
 // lower bound of its rows, so rows whose upper bound is below that cannot win. NaN bounds count as candidates. Where the
 // bound does not help, every block is a candidate: the full scan, inside the same stage.
 #pragma once
@@ -25,7 +26,7 @@ INLINE void bound_block(const float* slack, const float (*base)[2][2], const flo
       for (int half = 0; half < 2; half++) {
         const u32 row = half * 8 + (lane >> 2);
         const float bias = acc[n][half * 2 + c], reach = slack[half] * length[request];
-        const float error = reach + 0.00392f * (fabsf(bias) + reach) + 1e-6f * (fabsf(base[n][c][half]) + fabsf(bias));
+        const float error = reach + 0.00392f * (fabsf(bias) + reach) + 1e-6f * (fabsf(base[n][c][half]) + fabsf(bias)) + 1e-30f;
         const float middle = base[n][c][half] + bias;
         const bool real = block * 16 + row < VOCAB;
         upper[row * MARKOV_REQUESTS + request] = real ? middle + error : -INFINITY;
@@ -41,6 +42,27 @@ INLINE void load_scanned(const Args& a, u32 step, Scanned& s, u32 block, u32 lan
   load_base(a, step, s.base, block, fixed().step[STEP_REQUESTS], lane);
   s.slack[0] = __ldg(a.slack + block * 16 + (lane >> 2));
   s.slack[1] = __ldg(a.slack + block * 16 + 8 + (lane >> 2));
+}
+
+// One MXFP8 chunk of w2 times the vectors in float16 at `x` (their order within four is that of the bytes, see pack.py).
+// Conversions take a third of the instructions of the bf16 way, and this stage is bound by instructions.
+INLINE void scan_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
+  const uint4 s = load_shared16(slot + 4096 + (lane >> 2) * 16);
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    const uint4 a = load_shared16(slot + k * 512 + lane * 16);
+    const u32 l0 = convert_e4m3_low(a.x), l1 = convert_e4m3_high(a.x), l2 = convert_e4m3_low(a.y), l3 = convert_e4m3_high(a.y);
+    const u32 h0 = convert_e4m3_low(a.z), h1 = convert_e4m3_high(a.z), h2 = convert_e4m3_low(a.w), h3 = convert_e4m3_high(a.w);
+    const float low = plain_scale(k < 4 ? s.x : s.y, k & 3), high = plain_scale(k < 4 ? s.z : s.w, k & 3);
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+      const uint4 b = load_shared16(x + n * BIAS_PLANE + k * 512 + lane * 16);
+      float p[4] = {0.f, 0.f, 0.f, 0.f};
+      multiply_add_f16(p, l0, h0, l1, h1, b.x, b.y);
+      multiply_add_f16(p, l2, h2, l3, h3, b.z, b.w);
+      acc[n][0] += p[0] * low, acc[n][1] += p[1] * low, acc[n][2] += p[2] * high, acc[n][3] += p[3] * high;
+    }
+  }
 }
 
 // Copies a chunk to where it stays.
@@ -82,7 +104,7 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
       const u32 slot = there ? kept : ring.base + ring.slot * SLOT_BYTES;
       if (!there) wait_phase(health, ring.full + ring.slot * 8, ring.parity, stage, REGION_WEIGHTS);
       if (stays && !there) keep_chunk(slot, kept, lane);
-      multiply_chunk<true, BIAS_PLANE>(acc, slot, x + c * 4096, lane);
+      scan_chunk(acc, slot, x + ROW_TILES * BIAS_PLANE + c * 4096, lane);
       if (!there) release_chunk(ring, lane);
     }
     bound_block(now.slack, now.base, acc, bounds.length, upper + upper_index(turns, warp, 0), least, block, requests, lane);

@@ -28,7 +28,7 @@
 #define CANDIDATE_WARPS 4
 // In one launch, the first MARKOV_RESIDENT chunks of a warp stay in shared memory from the chain's first step on.
 #define BIAS_PLANE ((RANK + 255) / 256 * 4096)  // bytes of the vectors of 8 requests, padded for MXFP8 chunks
-#define UPPER_AT (ROW_TILES * BIAS_PLANE)
+#define UPPER_AT (2 * ROW_TILES * BIAS_PLANE)  // behind the vectors in bf16 and in float16
 #define RESIDENT_AT (UPPER_AT + (MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
