@@ -2,7 +2,8 @@
 
     PYTHONPATH=. python3 benchmarks/hopper/device_run.py small full time --out results
 
-Sections: `small` (stages, repeats, forms, bounds on small drafters and the shipped pair), `full` (released shapes, one
+Sections: `small` (stages, repeats, forms, bounds on small drafters and the shipped pair), `pair` (whole generations
+of the shipped pair), `full` (released shapes, one
 step each against the reference), `time` (kernels alone), `compare` (kernels and PyTorch in one run).
 """
 
@@ -22,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
+import generation
 import shapes
 import timing
 from baselines import draft_step
@@ -38,6 +40,7 @@ from monodraft.testing import random_weights as small_weights
 
 RESULTS: dict[str, object] = {}
 START = time.monotonic()
+EXTRA = "--extra" in sys.argv
 
 
 def record(name: str, value: object) -> None:
@@ -111,6 +114,15 @@ def skewed(weights: DraftWeights) -> dict[str, DraftWeights]:
         "few bits": replace(weights, lm_head=(head * 4).round() / 4),
         "all NaN": replace(weights, lm_head=torch.full_like(head, float("nan"))),
     }
+
+
+def pair() -> None:
+    """Whole generations of the shipped pair: drafts beside the reference's; tokens per second."""
+    for name in ("drafter", "drafter-qwen3"):
+        for mxfp8 in (False, True):
+            label = f"{name} {'w8a16' if mxfp8 else 'bf16'}"
+            guarded(f"generations {label}", lambda n=name, m=mxfp8: generation.shadowed(n, m))  # type: ignore[misc]
+    guarded("speed drafter w8a16", lambda: generation.speed("drafter", True))
 
 
 def full(names: list[str]) -> None:
@@ -190,7 +202,7 @@ def other_ring(name: str, context: int, weights: DraftWeights, mxfp8: bool, slot
     return {"median": median, "part": g.part_size, "down parts": down.parts, "resident": g.markov_resident}
 
 
-def kernels(name: str, context: int, weights: DraftWeights, profiled: bool = True) -> dict[str, float]:
+def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
     """Times of the kernels of one shape: chain and one launch, bf16 and MXFP8."""
     config, medians = shapes.config_of(name), {}
     for mxfp8 in (False, True):
@@ -208,12 +220,12 @@ def kernels(name: str, context: int, weights: DraftWeights, profiled: bool = Tru
         ours.step.bounded = True
         record(f"bounded chain {name} {weight_label}", checks.bounded_chain(ours, context, 20))
         record(f"stamps {name} {context} {weight_label}", stamped(ours))
-        for slots in (2, 3, 4):
-            guarded(
-                f"time {name} {context} {weight_label}, {slots} slots",
-                lambda s=slots, m=mxfp8: other_ring(name, context, weights, m, s),
-            )  # type: ignore[misc]
-        if profiled:
+        if EXTRA:
+            for slots in (2, 3, 4):
+                guarded(
+                    f"time {name} {context} {weight_label}, {slots} slots",
+                    lambda s=slots, m=mxfp8: other_ring(name, context, weights, m, s),
+                )  # type: ignore[misc]
             record(f"stage us {name} {context} {weight_label}", profile(ours))
         del ours
         torch.cuda.empty_cache()
@@ -255,9 +267,10 @@ def times(names: list[str], contexts: list[int], peers: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="+", choices=["small", "full", "time", "compare"])
+    parser.add_argument("sections", nargs="+", choices=["small", "pair", "full", "time", "compare"])
     parser.add_argument("--shapes", nargs="+", default=["qwen3-8b", "m3.1"], choices=shapes.NAMES)
     parser.add_argument("--contexts", nargs="+", type=int, default=[1024])
+    parser.add_argument("--extra", action="store_true", help="also other ring depths and single stages")
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args()
     properties = torch.cuda.get_device_properties(0)
@@ -268,6 +281,8 @@ def main() -> None:
     lines: list[str] = []
     if "small" in options.sections:
         small()
+    if "pair" in options.sections:
+        pair()
     if "full" in options.sections:
         full(options.shapes)
     for section in ("time", "compare"):

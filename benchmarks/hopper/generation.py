@@ -1,0 +1,113 @@
+"""Whole generations of a pair on the device: every draft of the kernels beside the reference's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from monodraft.checkpoint import load_drafter
+from monodraft.checkpoint.shipped import PAIR, TARGET
+from monodraft.drafter import Anchor, ContextRows, Draft
+from monodraft.hopper.drafter import HopperDrafter
+from monodraft.loop.pair import load_target
+from monodraft.loop.plain import compare, generate_plain
+from monodraft.loop.prompts import held_out_prompts
+from monodraft.loop.request import Request
+from monodraft.loop.session import Session
+from monodraft.loop.speculate import Speculation, warm_up
+from monodraft.reference.drafter import ReferenceDrafter
+
+
+class Shadowed:
+    """Drafts with `ours` and notes where `theirs` drafts otherwise, with its lead at the first difference."""
+
+    def __init__(self, ours: HopperDrafter, theirs: ReferenceDrafter) -> None:
+        self.ours, self.theirs, self.config = ours, theirs, ours.config
+        self.drafts = self.tokens = 0
+        self.differences: list[dict[str, float]] = []
+
+    def open(self, request: int) -> None:
+        self.ours.open(request), self.theirs.open(request)  # type: ignore[func-returns-value]
+
+    def close(self, request: int) -> None:
+        self.ours.close(request), self.theirs.close(request)  # type: ignore[func-returns-value]
+
+    def fork(self, source: int, request: int, length: int) -> None:
+        self.ours.fork(source, request, length), self.theirs.fork(source, request, length)  # type: ignore[func-returns-value]
+
+    def commit(self, rows: Sequence[ContextRows]) -> None:
+        self.ours.commit(rows), self.theirs.commit(rows)  # type: ignore[func-returns-value]
+
+    def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
+        ours = self.ours.propose(anchors, logits=True)
+        theirs = self.theirs.propose_with_margins(anchors, logits=True)
+        for draft, proposal in zip(ours, theirs, strict=True):
+            wanted = proposal.draft
+            self.drafts += 1
+            self.tokens += len(draft.tokens)
+            slots = (draft.tokens != wanted.tokens.cpu()).nonzero()
+            if len(slots):
+                slot = int(slots[0])
+                assert draft.logits is not None
+                assert wanted.logits is not None
+                error = float((draft.logits[slot] - wanted.logits[slot].cpu()).abs().max())
+                lead = float(proposal.margins[slot])
+                self.differences.append({"lead": lead, "greatest logit error": error, "near tie": lead <= 2 * error})
+        return ours
+
+
+def shadowed(drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96) -> dict[str, object]:
+    """Drafts over whole generations of the shipped pair that differ from the reference's, all listed.
+
+    A difference is a near tie where the reference's lead is at most twice the greatest difference of the two backends'
+    logits in that row: the sum of the errors of the two candidates.
+    """
+    config, weights = load_drafter(PAIR / drafter, TARGET)
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=8, max_positions=2048)
+    theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", device="cuda", max_requests=8)
+    both = Shadowed(ours, theirs)
+    target = load_target(TARGET, config, dtype=torch.float32, device="cuda")
+    session = Session(target, both)
+    requests = _requests(target, prompts, new_tokens)
+    speculation = Speculation(session, requests)
+    speculation.run()
+    worst = [difference for difference in both.differences if not difference["near tie"]]
+    return {
+        "drafts": both.drafts,
+        "tokens": both.tokens,
+        "differing": len(both.differences),
+        "not near ties": len(worst),
+        "differences": both.differences,
+    }
+
+
+def _requests(target: object, prompts: int, new_tokens: int) -> list[Request]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    stop = target.stop_tokens  # type: ignore[attr-defined]
+    texts = list(held_out_prompts().values())[:prompts]
+    return [Request(tuple(tokenizer(text).input_ids), new_tokens, stop_tokens=stop) for text in texts]
+
+
+def speed(drafter: str, mxfp8: bool, new_tokens: int = 128) -> dict[str, object]:
+    """Tokens per second of one request with the kernels and without speculation, and whether the texts are equal."""
+    config, weights = load_drafter(PAIR / drafter, TARGET)
+    target = load_target(TARGET, config, dtype=torch.float32, device="cuda")
+    session = Session(target, HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=4, max_positions=2048))
+    request = _requests(target, 1, new_tokens)[0]
+    warm_up(session, request)
+    start = time.perf_counter()
+    speculation = Speculation(session, [request])
+    speculation.run()
+    seconds = time.perf_counter() - start
+    output = speculation.outputs()[0]
+    plain = generate_plain(target, request)
+    return {
+        "tokens": len(output),
+        "tokens/s": len(output) / seconds,
+        "plain tokens/s": plain.tokens_per_second,
+        "equal": compare(output, plain).equal,
+    }
