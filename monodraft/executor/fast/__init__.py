@@ -3,6 +3,6 @@
 See docs/executor-fast.md for what it models and what it leaves to the reference engine.
 """
 
-from monodraft.executor.fast.engine import FastEngine, Runner
+from monodraft.executor.fast.engine import FastEngine, Runner, prepare
 
-__all__ = ["FastEngine", "Runner"]
+__all__ = ["FastEngine", "Runner", "prepare"]

@@ -226,17 +226,24 @@ def pack_scaled_fp8(t: Translation, op: Op, x: Operands) -> list[str]:
     old, a, b, scale = x[0], x[1][0], x[2][0], x[3][0]
     if t.element_of(op.operands[1]) != F32:
         raise Unknown(f"cvt.scalef32.pk.fp8 of {t.type(op.operands[1])}")
-    half = pair(t, *(to_fp8(t, e.lanes("fdiv", F32, v, power_of_two(t, scale))) for v in (a, b)))
+    half = pair(t, *(to_fp8(t, scaled_down(t, v, scale)) for v in (a, b)))
     half = e.convert("trunc", half, I32, I16)
     return [old[0], half] if selected(t, op, "dstLoHiSel", 4) else [half, old[1]]
 
 
-def power_of_two(t: Translation, scale: str) -> str:
-    """2^(exponent field - 127) of an f32: 2^-127 for zero and subnormals, Inf for the field 255."""
+def scaled_down(t: Translation, x: str, scale: str) -> str:
+    """x over 2^(exponent field of `scale` - 127), the field being 0 to 255. By two powers of two that f32 has: exact
+    where e4m3 can tell the result from 0 and from Inf."""
     e = t.e
-    field = e.lanes("and", I32, e.bits_as(scale, F32, I32), e.splat_bits(0x7F800000, I32))
-    least = e.test("eq", field, e.splat_bits(0, I32), I32)
-    return e.bits_as(e.select(least, e.splat_bits(0x00400000, I32), field, I32), I32, F32)
+    field = e.lanes(
+        "and", I32, e.lanes("lshr", I32, e.bits_as(scale, F32, I32), e.splat_bits(23, I32)), e.splat_bits(255, I32)
+    )
+    power = e.lanes("sub", I32, e.splat_bits(127, I32), field)
+    half = e.lanes("ashr", I32, power, e.splat_bits(1, I32))
+    for part in (half, e.lanes("sub", I32, power, half)):
+        factor = e.lanes("shl", I32, e.lanes("add", I32, part, e.splat_bits(127, I32)), e.splat_bits(23, I32))
+        x = e.lanes("fmul", F32, x, e.bits_as(factor, I32, F32))
+    return x
 
 
 @known("llvm.amdgcn.cvt.pk.f32.fp8", "llvm.amdgcn.cvt.pk.f32.bf8")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import numpy as np
 
-from monodraft.executor.engine import Job
+from monodraft.executor.engine import Job, Limits, check_residency, default_model
 from monodraft.executor.errors import (
     BarrierMismatch,
     Deadlock,
@@ -17,9 +20,12 @@ from monodraft.executor.errors import (
 from monodraft.executor.fast import records
 from monodraft.executor.fast.host import Part, Prepared
 from monodraft.executor.fast.records import Cta, Event, Wave
-from monodraft.executor.fast.runtime_schedule import TRACE_BARRIER, TRACE_CTA
+from monodraft.executor.fast.runtime_schedule import TRACE_BARRIER, TRACE_CTA, TRACE_LAST, TRACE_POLL, TRACE_STAGE
 from monodraft.executor.fast.words import fields, size_of
-from monodraft.executor.memory import BASE
+from monodraft.executor.gpu import Gpu
+from monodraft.executor.launch import Launch, resolve
+from monodraft.executor.memory import BASE, Memory
+from monodraft.executor.model import MemoryModel
 from monodraft.executor.report import Report, Span, Wait
 from monodraft.executor.schedule import Schedule
 
@@ -31,13 +37,34 @@ MOST_PLACES = 8
 class FastEngine:
     """Kernels as native code under a native scheduler; see docs/executor-fast.md for what it leaves out."""
 
-    def prepare(self, job: Job) -> Runner:
-        """A job that can be run with many schedules, from the same initial arrays each time."""
-        return Runner(Prepared(job))
-
     def run(self, job: Job) -> Report:
         """Run to the end, or raise what went wrong."""
         return Runner(Prepared(job, again=False)).run(job.schedule)
+
+
+def prepare(
+    launches: Sequence[Launch] | Launch,
+    *,
+    memory: Memory,
+    gpu: Gpu | None = None,
+    model: MemoryModel | None = None,
+    limits: Limits | None = None,
+    trace: bool = False,
+    not_resident: Literal["refuse", "wait"] = "refuse",
+) -> Runner:
+    """Lay out launches once, to run them with many schedules: `prepare(...).run(Schedule.random(seed))`.
+
+    Arguments as of `executor.run`; the launches' arguments must be numbers and regions of `memory`, not NumPy arrays.
+    Every run starts from the regions' contents at preparation. Raises BadLaunch, UnknownOperation or NotResident.
+    """
+    launches = [launches] if isinstance(launches, Launch) else list(launches)
+    gpu = gpu or Gpu.mi355x()
+    dispatches = tuple(resolve(each, memory, gpu)[0] for each in launches)
+    if not_resident == "refuse":
+        check_residency(dispatches, gpu)
+    model = model or default_model("fast")
+    schedule, limits = Schedule.round_robin(), limits or Limits()
+    return Runner(Prepared(Job(dispatches, memory, gpu, schedule, model, limits, trace, not_resident == "wait")))
 
 
 class Runner:
@@ -86,15 +113,16 @@ class Finding:
         lanes = tuple(lane for lane in range(64) if m["fault_lanes"] >> lane & 1)
         place = self.where(m["fault_wave"], m["fault_place"], lanes)
         near = self.prepared.job.memory.near(address - BASE)
+        verb = self.part(m["fault_wave"]).kernel.verbs[m["fault_place"]]
         match kind:
             case records.OUT_OF_BOUNDS:
-                return OutOfBounds(f"access of {nbytes} bytes at {address:#x}: {near}", [place], self.seed)
+                return OutOfBounds(f"{verb} of {nbytes} bytes at {address:#x}: {near}", [place], self.seed)
             case records.MISALIGNED:
                 at = f"LDS offset {address}" if address < BASE else f"{address:#x}: {near}"
-                return OutOfBounds(f"misaligned access of {nbytes} bytes at {at}", [place], self.seed)
+                return OutOfBounds(f"misaligned {verb} of {nbytes} bytes at {at}", [place], self.seed)
             case records.LDS_BOUNDS:
                 size = self.part(m["fault_wave"]).dispatch.lds_bytes
-                return OutOfBounds(f"access of {nbytes} bytes at LDS offset {address} of {size}", [place], self.seed)
+                return OutOfBounds(f"{verb} of {nbytes} bytes at LDS offset {address} of {size}", [place], self.seed)
             case records.UNINITIALISED:
                 return UninitialisedRead(f"load of {nbytes} bytes that nothing wrote: {near}", [place], self.seed)
             case records.LDS_UNINITIALISED:
@@ -196,16 +224,24 @@ def most_resident(prepared: Prepared) -> int:
     return max(sum(each) for each in by_rank.values())
 
 
+WAITS = {TRACE_BARRIER: "barrier", TRACE_POLL: "poll"}
+
+
 def add_trace(prepared: Prepared, report: Report) -> None:
-    """Waits at barriers and lives of CTAs."""
+    """Waits at barriers and in polls, stages and lives of CTAs."""
     m, finding = prepared.machine, Finding(prepared, Schedule())
     count, width = min(m["trace_count"], m["trace_room"]), size_of(Event) // 8
+    stages: dict[tuple[int, int], int] = {}
     for kind, wave, place, start, end in prepared.block.words(m["trace"], count * width).reshape(count, width).tolist():
         where = finding.where(wave, place)
         rank, cta, number = where.rank or 0, where.cta or 0, where.wave or 0
-        if kind == TRACE_CTA:
-            report.spans.append(Span("CTA", rank, cta, float(start), float(end)))
-        else:
-            name = "barrier" if kind == TRACE_BARRIER else "poll"
-            line = where.line.partition("  `")[0]
-            report.waits.append(Wait(name, line, rank, cta, number, float(start), float(end)))
+        line = where.line.partition("  `")[0]
+        if kind in WAITS:
+            report.waits.append(Wait(WAITS[kind], line, rank, cta, number, float(start), float(end)))
+            continue
+        name = "CTA"
+        if kind in (TRACE_STAGE, TRACE_LAST):
+            stage = stages[rank, cta] = stages.get((rank, cta), -1) + 1
+            name = f"{stage} to the end" if kind == TRACE_LAST else f"{stage} to the barrier at {line}"
+        assert kind in (TRACE_STAGE, TRACE_LAST, TRACE_CTA)
+        report.spans.append(Span(name, rank, cta, float(start), float(end)))

@@ -32,7 +32,9 @@ from monodraft.executor.schedule import Pick, Schedule
 
 LINE = 128
 WHOLE = 1 << 32
+LINUX_NORESERVE = 0x4000  # Python 3.11 has no name for it
 VICTIM_SPEED = WHOLE // 100_000
+SPEED_TABLE = np.rint((WHOLE - 1) * 10.0 ** (-5 * np.arange(SPEEDS) / SPEEDS)).astype(np.int64)
 TRACE_ROOM = 1 << 20
 # Schedules as the reference engine draws them: the decades of the waves' speeds and the longest turn in scheduling
 # points are drawn for each run.
@@ -46,7 +48,7 @@ class Block:
 
     def __init__(self, nbytes: int) -> None:
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", LINUX_NORESERVE)
         self._mapping = mmap.mmap(-1, size, flags=flags)
         self.raw = np.frombuffer(self._mapping, np.uint8)
         self.address = self.raw.ctypes.data
@@ -159,7 +161,8 @@ class Prepared:
             room += (
                 dispatch.ctas * (2 * dispatch.lds_bytes + 192) + dispatch.waves * 1024 + 8 * len(dispatch.words) + 1024
             )
-        caches = self.ctas * model.l1 + job.memory.ranks * (job.gpu.xcds * model.l2 + model.device)
+        xcds = {(each.rank, number) for each in job.dispatches for number in range(min(each.ctas, job.gpu.xcds))}
+        caches = self.ctas * model.l1 + len(xcds) * model.l2 + job.memory.ranks * model.device
         return room + caches * (self._cache_bytes() + 8)
 
     # -- records
@@ -171,11 +174,12 @@ class Prepared:
         m["memory"], m["base"], m["arena"] = host, BASE, host - BASE
         m["caches"] = model.l1 or model.l2 or model.device
         m["check_written"] = model.uninitialised
-        m["watch_regions"] = model.uninitialised and any(r.written is not None for r in job.memory.regions)
-        m["plain_memory"] = not m["caches"] and not m["watch_regions"]
+        m["mark_regions"] = any(r.written is not None for r in job.memory.regions)
+        m["watch_regions"] = model.uninitialised and m["mark_regions"]
+        m["plain_memory"] = not m["caches"] and not m["mark_regions"]
         m["torn"] = model.torn
         m["speeds"] = block.take(8 * SPEEDS)
-        block.words(m["speeds"], SPEEDS)[:] = [round((WHOLE - 1) * 10 ** (-5 * i / SPEEDS)) for i in range(SPEEDS)]
+        block.words(m["speeds"], SPEEDS)[:] = SPEED_TABLE
         m["wave_count"], m["cta_count"] = self.total, self.ctas
         m["live"] = block.take(8 * self.total)
         m["busy"] = block.take(8 * job.memory.ranks)
@@ -202,7 +206,8 @@ class Prepared:
         dims = block.take(48)
         block.words(dims, 6)[:] = [*dispatch.grid, *dispatch.block]
         counts = block.take(8 * len(layout.steps))
-        lds_bytes = round_up(dispatch.lds_bytes, 16)
+        # The bytes of LDS, then for each whether it was written.
+        lds_bytes = dispatch.lds_bytes
         lds_stride = round_up(2 * lds_bytes + 64, 64)
         lds = block.take(dispatch.ctas * lds_stride)
         lds_table = block.bytes(lds, dispatch.ctas * lds_stride).reshape(dispatch.ctas, lds_stride)

@@ -6,25 +6,27 @@ from collections import Counter
 from dataclasses import dataclass
 
 from monodraft.executor.fast.compiler import compiled
-from monodraft.executor.fast.layout import CONSTANTS, Layout, lay_out
+from monodraft.executor.fast.layout import ATOMICS, CONSTANTS, LOADS, STORES, Layout, lay_out
 from monodraft.executor.fast.library import resolve
 from monodraft.executor.fast.objects import LoadedObject
 from monodraft.executor.fast.table import table_name
 from monodraft.executor.fast.translate import Translation, refuse_unknown
 from monodraft.executor.operations import KNOWN
-from monodraft.executor.program import Program
+from monodraft.executor.program import Op, Program
 
 _LOADED: dict[str, Kernel] = {}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Machine code of one Program. `places` maps the runtime's place numbers to those of `Program.kernel.places`."""
+    """Machine code of one Program. `places` maps the runtime's place numbers to those of `Program.kernel.places`,
+    `verbs` says what each does, `stores` are those that store, `kinds` the operations of every step."""
 
     program: Program
     layout: Layout
     code: LoadedObject
     places: tuple[int, ...]
+    verbs: tuple[str, ...]
     stores: tuple[int, ...]
     kinds: tuple[Counter[str], ...]
 
@@ -51,6 +53,7 @@ def translate(program: Program, *, keep: bool = True) -> Kernel:
         layout,
         code,
         tuple(op.place for _, op in numbered),
+        tuple(verb(op) for _, op in numbered),
         tuple(number for number, op in numbered if "store" in op.name),
         tuple(step_kinds(layout)),
     )
@@ -59,7 +62,13 @@ def translate(program: Program, *, keep: bool = True) -> Kernel:
     return kernel
 
 
-def place_ops(layout: Layout) -> dict:
+def verb(op: Op) -> str:
+    """What a memory operation does, for messages."""
+    name = table_name(op)
+    return "load" if name in LOADS else "store" if name in STORES else "atomic" if name in ATOMICS else "access"
+
+
+def place_ops(layout: Layout) -> dict[int, Op]:
     """The operation of each place number."""
     return {layout.places[id(op)]: op for step in layout.steps for op in step.ops if id(op) in layout.places}
 

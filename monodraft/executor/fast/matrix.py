@@ -109,17 +109,20 @@ def scaled(t: Translation, op: Op, x: Operands) -> list[str]:
     if "cbsz" in op.attributes:
         formats = [str(op.attributes[name]) for name in ("cbsz", "blgp")]
         select = [int(op.attributes[name]) for name in ("opselA", "opselB")]
-        scales = [x[3][0], x[4][0]]
+        scale_operands = (3, 4)
     else:
         formats = [FORMAT_NUMBERS[t.need_constant(op, index)] for index in (3, 4)]
         select = [t.need_constant(op, index) for index in (5, 7)]
-        scales = [x[6][0], x[8][0]]
+        scale_operands = (6, 8)
     for name in formats:
         if name not in SIGNIFICANT:
             raise Unknown(f"matrix format {name}")
     size, depth = SCALED[table_name(op)]
     bytes_ = []
-    for scale, byte in zip(scales, select, strict=True):
+    # LLVM takes two constant zeros for "no scales" and emits the unscaled instruction.
+    unscaled = select == [0, 0] and all(t.constant(op.operands[index]) == (0,) for index in scale_operands)
+    for index, byte in zip(scale_operands, select, strict=True):
+        scale = t.e.splat_bits(127, I32) if unscaled else x[index][0]
         shifted = t.e.lanes("lshr", I32, scale, t.e.splat_bits(8 * byte, I32)) if byte else scale
         bytes_.append(t.e.lanes("and", I32, shifted, t.e.splat_bits(255, I32)))
     shape = Shape(size, depth, formats[0], formats[1], True)

@@ -58,6 +58,7 @@ class Machine(Struct):
     plain_memory: int  # no caches and no checks of what was written
     check_written: int  # whether LDS reads of bytes that nobody wrote are errors
     watch_regions: int  # the same for regions that started as poison
+    mark_regions: int  # whether there are such regions, so that stores mark what they write
     commit_rate: int  # chance of a memory event at each turn, in 2^-16
     # Schedule.
     seeded: int
@@ -159,6 +160,7 @@ class Wave(Struct):
     delayed_place: int  # stores of this place are delayed as long as allowed, -1 none
     spins: int  # turns in this spin epoch
     spin_epoch: int
+    spin_place: int
     stopped_at: int  # clock when it reached a barrier or began to spin
     barriers: int
 
@@ -180,6 +182,7 @@ class Cta(Struct):
     ended_at: int
     started_at: int
     barriers: int
+    stage_at: int
 
 
 class Region(Struct):

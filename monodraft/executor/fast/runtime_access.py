@@ -238,20 +238,30 @@ def note_load(machine: Machine, wave: Wave, place: int, address: int) -> None:
     machine.progress += 1
 
 
+def any_unwritten(shadow: int, nbytes: int) -> int:
+    """Whether one of the bytes that a shadow stands for was never written."""
+    if nbytes == 4:
+        return load32(shadow) != 0x01010101
+    for i in range(nbytes):
+        if load8(shadow + i) == 0:
+            return 1
+    return 0
+
+
 def check_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes: int, place: int) -> int:
     """Whether every byte to be read of regions that started as poison was written (by anybody)."""
+    bad = 0
     rest = mask
     while rest:
         lane = lowest_bit(rest)
         rest = rest & (rest - 1)
         address = load64(addresses + 8 * lane)
         region = find_region(machine, address)
-        if region.written:
-            for i in range(nbytes):
-                if load8(region.written + address - region.start + i) == 0:
-                    raise_fault(machine, wave, UNINITIALISED, place, address + i, 1 << lane, nbytes)
-                    return 0
-    return 1
+        if region.written and any_unwritten(region.written + address - region.start, nbytes):
+            bad = bad | (1 << lane)
+    if bad:
+        raise_fault(machine, wave, UNINITIALISED, place, load64(addresses + 8 * lowest_bit(bad)), bad, nbytes)
+    return bad == 0
 
 
 def mark_written(machine: Machine, mask: int, addresses: int, nbytes: int) -> None:
@@ -343,7 +353,7 @@ def store_lanes(machine: Machine, wave: Wave, mask: int, addresses: int, data: i
     if machine.late_stores:
         enqueue_store(machine, wave, mask, addresses, low, end, data, shape, place)
         return
-    if machine.watch_regions:
+    if machine.mark_regions:
         mark_written(machine, mask, addresses, element * elements)
     if machine.caches:
         write_lanes(machine, wave, mask, addresses, data, element, elements, scope)
@@ -379,23 +389,16 @@ def load_lds(machine: Machine, wave: Wave, mask: int, addresses: int, target: in
 
 def lds_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes: int, place: int) -> int:
     """Whether every byte of LDS to be read was written, as far as this wave can see."""
-    shadow = wave.lds + wave.lds_bytes
+    bad = 0
     rest = mask
     while rest:
         lane = lowest_bit(rest)
         rest = rest & (rest - 1)
-        address = load64(addresses + 8 * lane)
-        unwritten = 0
-        if nbytes == 4:
-            unwritten = load32(shadow + address) != 0x01010101
-        else:
-            for i in range(nbytes):
-                if load8(shadow + address + i) == 0:
-                    unwritten = 1
-        if unwritten:
-            raise_fault(machine, wave, LDS_UNINITIALISED, place, address, 1 << lane, nbytes)
-            return 0
-    return 1
+        if any_unwritten(wave.lds + wave.lds_bytes + load64(addresses + 8 * lane), nbytes):
+            bad = bad | (1 << lane)
+    if bad:
+        raise_fault(machine, wave, LDS_UNINITIALISED, place, load64(addresses + 8 * lowest_bit(bad)), bad, nbytes)
+    return bad == 0
 
 
 def store_lds(machine: Machine, wave: Wave, mask: int, addresses: int, data: int, shape: int, place: int) -> None:

@@ -55,7 +55,7 @@ NEAR = 16
 """Waves looked at for a memory event."""
 
 WHOLE = 1 << 32
-TRACE_BARRIER, TRACE_POLL, TRACE_CTA = 1, 2, 3
+TRACE_BARRIER, TRACE_POLL, TRACE_CTA, TRACE_STAGE, TRACE_LAST = 1, 2, 3, 4, 5
 
 
 def reach_barrier(machine: Machine, wave: Wave, place: int, mask: int) -> None:
@@ -93,13 +93,13 @@ def note(machine: Machine, value: int) -> None:
     machine.digest = (machine.digest ^ value) * 0x100000001B3
 
 
-def add_event(machine: Machine, kind: int, wave: Wave, start: int) -> None:
+def add_event(machine: Machine, kind: int, wave: Wave, start: int, place: int) -> None:
     """Record a stretch of time that ends now."""
     if machine.trace_count < machine.trace_room:
         event = Event(machine.trace + machine.trace_count * size_of(Event))
         event.kind = kind
         event.wave = wave.number
-        event.place = wave.place
+        event.place = place
         event.start = start
         event.end = machine.clock
     machine.trace_count += 1
@@ -181,6 +181,7 @@ def start_ctas(machine: Machine) -> None:
         store64(busy, load64(busy) + cta.share)
         machine.started += 1
         cta.started_at = machine.clock
+        cta.stage_at = machine.clock
         for i in range(cta.wave_count):
             add_live(machine, wave_at(machine, cta.first_wave + i))
 
@@ -239,6 +240,7 @@ def mark_progress(machine: Machine) -> None:
 def arrive(machine: Machine, position: int, wave: Wave) -> int:
     """A wave comes to the barrier of its CTA."""
     remove_live(machine, position)
+    end_spin(machine, wave)
     wave.state = AT_BARRIER
     wave.stopped_at = machine.clock
     cta = Cta(wave.cta)
@@ -255,10 +257,14 @@ def release_barrier(machine: Machine, cta: Cta) -> int:
         machine.fault_wave = cta.first_wave
         return 1
     cta.waiting = 0
+    if machine.trace:
+        first = wave_at(machine, cta.first_wave)
+        add_event(machine, TRACE_STAGE, first, cta.stage_at, first.place)
+        cta.stage_at = machine.clock
     for i in range(cta.wave_count):
         wave = wave_at(machine, cta.first_wave + i)
         if machine.trace:
-            add_event(machine, TRACE_BARRIER, wave, wave.stopped_at)
+            add_event(machine, TRACE_BARRIER, wave, wave.stopped_at, wave.place)
         add_live(machine, wave)
     return 0
 
@@ -266,6 +272,7 @@ def release_barrier(machine: Machine, cta: Cta) -> int:
 def end_wave(machine: Machine, position: int, wave: Wave) -> int:
     """A wave ends; its stores may stay pending until the end of the kernel."""
     remove_live(machine, position)
+    end_spin(machine, wave)
     wave.state = ENDED
     wave.loads = 0
     mark_progress(machine)
@@ -274,7 +281,8 @@ def end_wave(machine: Machine, position: int, wave: Wave) -> int:
     if cta.running:
         return release_barrier(machine, cta)
     if machine.trace:
-        add_event(machine, TRACE_CTA, wave, cta.started_at)
+        add_event(machine, TRACE_CTA, wave, cta.started_at, wave.place)
+        add_event(machine, TRACE_LAST, wave, cta.stage_at, wave.place)
     busy = machine.busy + 8 * cta.rank
     store64(busy, load64(busy) - cta.share)
     left = machine.left + 8 * cta.launch
@@ -298,9 +306,19 @@ def finish_launch(machine: Machine, launch: int, rank: int) -> None:
             write_back(machine, cache)
 
 
+def end_spin(machine: Machine, wave: Wave) -> None:
+    """A wave that polled for a while does something else, or something happened meanwhile."""
+    if machine.trace and wave.spins >= SPINS:
+        add_event(machine, TRACE_POLL, wave, wave.stopped_at, wave.spin_place)
+    wave.spins = 0
+    wave.stopped_at = machine.clock
+    wave.spin_place = wave.place
+
+
 def note_spin(machine: Machine, wave: Wave) -> int:
     """After a turn without an event that others see: does everybody only repeat itself? Returns an outcome or 0."""
     if machine.progress != machine.seen_progress:
+        end_spin(machine, wave)
         mark_progress(machine)
         return 0
     if machine.polls == machine.seen_polls:
@@ -308,8 +326,8 @@ def note_spin(machine: Machine, wave: Wave) -> int:
         return 0
     machine.seen_polls = machine.polls
     if wave.spin_epoch != machine.spin_epoch:
+        end_spin(machine, wave)
         wave.spin_epoch = machine.spin_epoch
-        wave.spins = 0
     wave.spins += 1
     if wave.spins == machine.spins_needed:
         machine.spinning += 1

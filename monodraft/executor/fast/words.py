@@ -41,9 +41,15 @@ def size_of(record: type[Struct]) -> int:
     return 8 * len(fields(record))
 
 
+_FIELDS: dict[str, dict[str, int]] = {}
+
+
 def fields(record: type[Struct]) -> dict[str, int]:
     """Name -> byte offset of the fields of a record."""
-    return {name: 8 * index for index, name in enumerate(record.__annotations__)}
+    name = f"{record.__module__}.{record.__qualname__}"
+    if name not in _FIELDS:
+        _FIELDS[name] = {field: 8 * index for index, field in enumerate(record.__annotations__)}
+    return _FIELDS[name]
 
 
 def address_of(record: Struct) -> int:

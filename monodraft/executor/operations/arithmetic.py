@@ -148,7 +148,7 @@ def median(use: Use) -> str:
 
 @known(*TWO_FLOATS, kind="valu")
 def two_floats(use: Use) -> str:
-    name = TWO_FLOATS[use.op.name]
+    name = TWO_FLOATS[key(use.op)]
     if use.scalar() == "bf16":
         return use.elementwise(lambda a, b: f"f32_to_bf16({name}(bf16_to_f32({a}), bf16_to_f32({b})))")
     return use.elementwise(lambda a, b: f"{name}({a}, {b})")
