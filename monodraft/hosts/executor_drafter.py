@@ -20,7 +20,7 @@ from monodraft.hosts.failures import failure
 from monodraft.hosts.packing import bf16
 from monodraft.hosts.pages import PageTables
 from monodraft.hosts.workspace import Workspace
-from monodraft.plan.shape import MAX_ROWS, StepShape
+from monodraft.plan.shape import MAX_ROWS, AllReduce, StepShape
 from monodraft.plan.step import Plan
 
 DEFAULT_TICKS = 6_000_000_000
@@ -61,6 +61,7 @@ class ExecutorDrafter:
         max_requests: int = 4,
         pages: int | None = None,
         page_size: int = 64,
+        all_reduce: AllReduce = AllReduce.AUTO,
         engine: ex.engine.EngineName = "fast",
         schedule: Callable[[int], ex.Schedule] | None = None,
         model: ex.MemoryModel | None = None,
@@ -84,6 +85,7 @@ class ExecutorDrafter:
             pages=pages,
             page_size=page_size,
             positions=positions,
+            all_reduce=all_reduce,
         )
         self._tables = PageTables(pages, page_size, max_requests)
         self._queue: list[Row] = []

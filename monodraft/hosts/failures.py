@@ -52,5 +52,6 @@ def _pair_tags(plan: Plan, workspace: Workspace, rank: int, wait: Wait, repeat: 
         words = view("candidates").reshape(-1, shape.ranks * shape.ctas, 2, 2)
         first = repeat * shape.requests
         return np.ascontiguousarray(words[first : first + shape.requests, ..., 1].reshape(-1))
-    pairs = view(wait.region, repeat).reshape(-1, 2)[: shape.ranks * shape.rows * shape.hidden // 2]
+    parts = 1 if shape.two_stage else shape.ranks
+    pairs = view(wait.region, repeat).reshape(-1, 2)[: parts * shape.rows * shape.hidden // 2]
     return np.ascontiguousarray(pairs[:, 1])

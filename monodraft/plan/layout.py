@@ -151,10 +151,13 @@ def padded_flags(shape: StepShape) -> int:
 
 def exchange_block(shape: StepShape) -> Block:
     """What peers write into a rank's memory: tagged pairs (value word, tag word). `o`, `down` [source rank][row]
-    [hidden / 2] of bf16 pairs; `candidates` [slot][request][rank x CTA][value, id]."""
+    [hidden / 2] of bf16 pairs (two stages: of this rank's slice only), `o.sum`, `down.sum` [row][hidden / 2] of sums;
+    `candidates` [slot][request][rank x CTA][value, id]."""
     rows = shape.most_requests * shape.block
     pairs = (shape.ranks, rows, shape.hidden // 2, 2)
     layered: list[Spec] = [("pairs.o", "int32", pairs), ("pairs.down", "int32", pairs)]
+    # Laid out whichever all-reduce a launch takes: launches of one workspace may differ in it.
+    layered += [("pairs.o.sum", "int32", pairs[1:]), ("pairs.down.sum", "int32", pairs[1:])]
     entries = shape.ranks * shape.ctas
     single: list[Spec] = [("candidates", "int32", (shape.block, shape.most_requests, entries, 2, 2))]
     return arrange(layered, single, shape.layers)

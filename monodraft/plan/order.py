@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from monodraft.errors import Fault, KernelError
-from monodraft.plan.step import Plan, Repeat, Stage, Wait
+from monodraft.plan.step import From, Plan, Repeat, Stage, Wait
 
 LAUNCHES = 2
 
@@ -94,7 +94,7 @@ class Order:
 
     def _join(self, clocks: np.ndarray, launch: int, turn: Turn, wait: Wait) -> None:
         """Add what a wait learns to the clocks of `turn`."""
-        now, shape = clocks[launch, turn.index], self.plan.shape
+        now = clocks[launch, turn.index]
         for producer in self.producers(turn, wait):
             if producer.index > turn.index or (producer.index == turn.index and not _exchanges(turn.stage)):
                 fault = Fault(
@@ -108,9 +108,8 @@ class Order:
             else:
                 known = clocks[launch, producer.index, :, :owners]
             if wait.poll:
-                learnt = known[:, :owners].reshape(-1, shape.ranks * shape.ctas).max(0)
                 readers = now[:, : turn.stage.owners] if turn.stage.repeat is not Repeat.SLOT else now
-                np.maximum(readers, learnt, out=readers)
+                np.maximum(readers, _learnt(wait, producer.stage, known[:, :owners], readers.shape[1]), out=readers)
             else:
                 np.maximum(now, known.max(1)[:, None], out=now)
 
@@ -127,6 +126,18 @@ class Order:
             same = np.eye(ranks, dtype=bool)[:, None, :, None]
             result = result | ~same
         return np.asarray(result[:, : earlier[1].stage.owners, :, : later[1].stage.owners])
+
+
+def _learnt(wait: Wait, producer: Stage, known: np.ndarray, readers: int) -> np.ndarray:
+    """What readers [rank, CTA, clock] learn from a poll of what producers `known` [rank, owner, clock] put."""
+    ranks, owners, width = known.shape
+    if wait.source is From.SAME:
+        return np.asarray(known[:, :readers].max(0)[None])
+    if wait.source is From.SLICE:
+        part = producer.tasks // ranks
+        slices = [sorted({tile % owners for tile in range(p * part, (p + 1) * part)}) for p in range(ranks)]
+        return np.stack([known[:, ctas].reshape(-1, width).max(0) for ctas in slices])[:, None]
+    return np.asarray(known.reshape(-1, width).max(0))
 
 
 def _exchanges(stage: Stage) -> bool:

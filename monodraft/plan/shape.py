@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 from monodraft.checkpoint.config import Activation, DraftConfig, MarkovKind, Rotary
@@ -21,6 +22,20 @@ MAX_ROWS = 16
 MAX_CTAS = 512
 """CTAs whose flags one wait can watch: one a thread."""
 HEAD_DIMS = (32, 64, 128)
+
+
+class AllReduce(StrEnum):
+    """How partial sums of o and down meet. `ONE_SHOT`: every rank puts its partial to all and each adds all of them.
+    `TWO_STAGE`: every rank adds one slice of the hidden size, then puts the sums to all (reduce-scatter, all-gather).
+    Both add in rank order and give the same bits. `AUTO`: by size, as `StepShape.two_stage`."""
+
+    AUTO = "auto"
+    ONE_SHOT = "one-shot"
+    TWO_STAGE = "two-stage"
+
+
+ONE_SHOT_BYTES = {2: 1 << 30, 4: 160 << 10, 8: 80 << 10}
+"""Bytes of a block's hidden rows from which `AUTO` takes two stages, by ranks: where AITER's all-reduce switches."""
 
 
 def padded(size: int, unit: int) -> int:
@@ -48,6 +63,7 @@ class StepShape:
     page_size: int = 64
     positions: int = 8192
     capacity: int = 0
+    all_reduce: AllReduce = AllReduce.AUTO
     waves: int = 8
 
     def __post_init__(self) -> None:
@@ -75,6 +91,13 @@ class StepShape:
     def most_requests(self) -> int:
         """Requests that memory is laid out for."""
         return max(1, self.requests, self.capacity)
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether all-reduces go in two stages."""
+        if self.all_reduce is AllReduce.AUTO:
+            return self.ranks > 1 and self.rows * self.hidden * 2 >= ONE_SHOT_BYTES[self.ranks]
+        return self.all_reduce is AllReduce.TWO_STAGE
 
     @property
     def hidden(self) -> int:
@@ -205,6 +228,11 @@ def _launch_faults(shape: StepShape) -> list[Fault]:
     ]
     if shape.requests == 0 and shape.context_rows == 0:
         faults.append(Fault("requests, context_rows", "0 and 0", "a launch that does something"))
+    if shape.all_reduce is AllReduce.TWO_STAGE and shape.ranks == 1:
+        faults.append(Fault("all_reduce", str(shape.all_reduce), "one-shot or auto on 1 rank"))
+    if shape.ranks in ONE_SHOT_BYTES and shape.two_stage and shape.config.hidden_size % (TILE * shape.ranks):
+        wanted = f"a multiple of {TILE * shape.ranks}: whole tiles a slice"
+        faults.append(Fault("hidden_size", str(shape.config.hidden_size), wanted))
     if shape.waves != 8:
         faults.append(Fault("waves", str(shape.waves), "8: the order of the sums is a contract"))
     if shape.page_size < UNIT or shape.page_size % UNIT:

@@ -17,17 +17,27 @@ class Repeat(StrEnum):
     SLOT = "slot"
 
 
+class From(StrEnum):
+    """Whose stores a poll waits for: those of all owners of the producer; of the owners of this rank's slice of its
+    tiles; of the CTA with the same number, on every rank."""
+
+    ALL = "all"
+    SLICE = "slice"
+    SAME = "same"
+
+
 @dataclass(frozen=True)
 class Wait:
     """A wait of a stage. For flags: on those of all owners of `producer` in `region`; for pairs (`poll`): on all pairs
     of the rows or entries that a CTA reads. `lag` is the producer's repeat relative to the waiting one's (-1: the layer
-    before); `last`: the producer's last repeat."""
+    before); `last`: the producer's last repeat. `source`: whose pairs a poll waits for, on every rank."""
 
     producer: str
     region: str
     poll: bool = False
     lag: int = 0
     last: bool = False
+    source: From = From.ALL
 
     @property
     def key(self) -> str:
@@ -140,6 +150,22 @@ def _flags(producer: str, region: str, **more: bool | int) -> Wait:
     return Wait(producer, region, **more)  # type: ignore[arg-type]
 
 
+def _reduced(shape: StepShape, linear: str) -> Wait:
+    """The poll that ends the all-reduce of o or down."""
+    if shape.two_stage:
+        return Wait(f"{linear}_sum", f"pairs.{linear}.sum", poll=True, source=From.SAME)
+    return Wait(linear, f"pairs.{linear}", poll=True)
+
+
+def _sums(shape: StepShape, linear: str) -> tuple[Stage, ...]:
+    """The stage between the two of an all-reduce: this rank's slice of every row added up and put to all."""
+    if not shape.two_stage:
+        return ()
+    wait = Wait(linear, f"pairs.{linear}", poll=True, source=From.SLICE)
+    name, reads, writes = f"{linear}_sum", (f"pairs.{linear}",), (f"pairs.{linear}.sum",)
+    return (_stage(shape, name, Repeat.LAYER, "row", shape.rows, (wait,), reads, writes),)
+
+
 def _commit_stages(shape: StepShape) -> tuple[Stage, ...]:
     once, rows = Repeat.ONCE, shape.context_rows
     kv_tiles = shape.layers * 2 * shape.kv_size // TILE
@@ -182,9 +208,10 @@ def _draft_stages(shape: StepShape) -> tuple[Stage, ...]:
             shape, "o", layer, "tile", shape.hidden // TILE, (Wait("attention", "flags.attention"),), ("attention",),
             ("pairs.o",), ("o",),
         ),
+        *_sums(shape, "o"),
         _stage(
-            shape, "post", layer, "row", rows, (Wait("o", "pairs.o", poll=True),), ("pairs.o",), x8, ("post_norm",),
-            "flags.post",
+            shape, "post", layer, "row", rows, (_reduced(shape, "o"),), (_reduced(shape, "o").region,), x8,
+            ("post_norm",), "flags.post",
         ),
         _stage(
             shape, "gate_up", layer, "pair of tiles", shape.ffn // TILE, (Wait("post", "flags.post"),), x8, ("act",),
@@ -194,8 +221,9 @@ def _draft_stages(shape: StepShape) -> tuple[Stage, ...]:
             shape, "down", layer, "tile", shape.hidden // TILE, (Wait("gate_up", "flags.act"),), ("act",),
             ("pairs.down",), ("down",),
         ),
+        *_sums(shape, "down"),
         _stage(
-            shape, "input", layer, "row", rows, (Wait("down", "pairs.down", poll=True),), ("pairs.down",),
+            shape, "input", layer, "row", rows, (_reduced(shape, "down"),), (_reduced(shape, "down").region,),
             (*x8, "final"), ("input_norm",), "flags.input",
         ),
     )  # fmt: skip

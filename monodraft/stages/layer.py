@@ -10,7 +10,7 @@ from monodraft.checkpoint.config import Activation
 from monodraft.device import words as dw
 from monodraft.device.numbers import bf16r
 from monodraft.plan.shape import MX_BLOCK, TILE
-from monodraft.stages.exchange import publish_stage, put_pair, sum_rows, wait_stage
+from monodraft.stages.exchange import publish_stage, put_pair, put_to_owner, sum_rows, sum_slice, wait_stage
 from monodraft.stages.linear import (
     PAIRS,
     Matrix,
@@ -74,7 +74,12 @@ def row_parallel(step: Step, stage: str, producer: str, region: str, layer: Any,
 
     def finish(tile: Any) -> None:
         word, token, pair = tile_word(step, 0)
-        put_pair(step, stage, region, layer, token * (shape.hidden // 2) + tile * PAIRS + pair, word, part)
+        if not shape.two_stage:
+            put_pair(step, stage, region, layer, token * (shape.hidden // 2) + tile * PAIRS + pair, word, part)
+            return
+        slice_tiles = shape.hidden // TILE // shape.ranks
+        index = token * (shape.hidden // shape.ranks // 2) + tile % slice_tiles * PAIRS + pair
+        put_to_owner(step, stage, region, layer, index, word, tile // slice_tiles, part // shape.ranks)
 
     mx_tiles(step, [matrix(step, stage, layer)], shape.hidden // TILE, depth, wait, tokens, finish)
 
@@ -137,10 +142,34 @@ def reduced(step: Step, stage: str, region: str, layer: Any) -> Any:
     return source
 
 
+@dw.traced
+def reduce_slice(step: Step, linear: str, layer: Any) -> None:
+    """The stage between the two of an all-reduce: own rows of this rank's slice, summed and put to every rank."""
+    for t in range(step.cta, step.shape.rows, step.shape.ctas):
+        sum_slice(step, f"{linear}_sum", f"pairs.{linear}", f"pairs.{linear}.sum", layer, fx.Int32(t))
+
+
+def o_sum(step: Step, layer: Any) -> None:
+    """`reduce_slice` of o."""
+    if step.shape.two_stage:
+        reduce_slice(step, "o", layer)
+
+
+def down_sum(step: Step, layer: Any) -> None:
+    """`reduce_slice` of down."""
+    if step.shape.two_stage:
+        reduce_slice(step, "down", layer)
+
+
+def reduced_region(step: Step, linear: str) -> str:
+    """Where the all-reduce of o or down ends."""
+    return f"pairs.{linear}.sum" if step.shape.two_stage else f"pairs.{linear}"
+
+
 def post(step: Step, layer: Any) -> None:
     """All-reduce of o, residual, the norm before the FFN: local `x8`."""
     weight = step.weights.at("post_norm", layer)
-    source, store = reduced(step, "post", "pairs.o", layer), quantised(step, "x8")
+    source, store = reduced(step, "post", reduced_region(step, "o"), layer), quantised(step, "x8")
     normed_rows(step, step.shape.rows, source, weight, store, add=True)
     publish_stage(step, "post", layer)
 
@@ -159,5 +188,7 @@ def next_input(step: Step, layer: Any) -> None:
         quantise(t, values)
         keep(t, values)
 
-    normed_rows(step, step.shape.rows, reduced(step, "input", "pairs.down", layer), weight, store, add=True)
+    normed_rows(
+        step, step.shape.rows, reduced(step, "input", reduced_region(step, "down"), layer), weight, store, add=True
+    )
     publish_stage(step, "input", layer + 1)

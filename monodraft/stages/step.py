@@ -50,9 +50,11 @@ def decoder_layer(step: Step, index: Any) -> None:
         layer.qkv,
         attention,
         layer.o,
+        layer.o_sum,
         layer.post,
         layer.gate_up,
         layer.down,
+        layer.down_sum,
         layer.next_input,
     ):
         stage(step.pinned(index), index)
