@@ -131,7 +131,6 @@ def pairs_past_the_bytes_are_not_waited_for(dw: Any, effort: Effort) -> None:
             deadline=SHORT,
             schedule=schedule,
             engine=effort.engine,
-            model=handoffs.model_of(effort.engine),
         )
         assert found["health"][0] == 0
         np.testing.assert_array_equal(found["b"][:pairs], data[:, 0])
@@ -208,8 +207,7 @@ def spin_looks_before_it_loads_and_only_now_and_then(dw: Any, effort: Effort) ->
     for deadline, health, verdict in (*((x, 0, 1) for x in late), (FOREVER, record, 2), (0, record, 2)):
         for n in (0, 1, every - 1, every, every + 1, 3 * every):
             outputs = {name: np.full(THREADS, -1, np.int32) for name in "bc"}
-            options: dict[str, Any] = {"engine": effort.engine, "model": handoffs.model_of(effort.engine)}
-            found = run(program, n=n, deadline=deadline, health=health, **outputs, **options)
+            found = run(program, n=n, deadline=deadline, health=health, engine=effort.engine, **outputs)
             expired = n > every
             assert (found["b"] == (verdict if expired else 0)).all(), (n, deadline, health)
             assert (found["c"] == (every if expired else n)).all(), (n, deadline, health)
@@ -250,7 +248,6 @@ def a_wave_fails_as_a_whole(dw: Any, effort: Effort) -> None:
             deadline=SHORT,
             schedule=schedule,
             engine=effort.engine,
-            model=handoffs.model_of(effort.engine),
         )
         np.testing.assert_array_equal(found["b"], np.repeat([0, 1], 64))
 

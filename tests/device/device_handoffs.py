@@ -12,7 +12,7 @@ from typing import Any
 
 import flydsl.expr as fx
 import numpy as np
-from device_harness import signed
+from device_harness import model_of, signed
 from flydsl.expr import range_constexpr
 
 import monodraft.executor as ex
@@ -224,12 +224,6 @@ class Outcome:
     right: bool
     failure: Failure | None
     ticks: float
-
-
-def model_of(engine: str) -> ex.MemoryModel:
-    """Everything that the engine models: the fast one has no race detector."""
-    harsh = ex.MemoryModel.harsh()
-    return harsh if engine == "reference" else harsh.without("races")
 
 
 def attempt(
