@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.config import DraftConfig, MarkovKind
 from monodraft.checkpoint.weights import DraftWeights, LayerWeights, Matrix, Mxfp8Matrix
 from monodraft.formats import mxfp8_torch
 from monodraft.plan.layout import UNLIMITED, Block, weight_block
@@ -67,11 +67,31 @@ def _single_arrays(shape: StepShape, weights: DraftWeights) -> Iterator[tuple[st
         yield name, bf16(getattr(weights, name))
     yield "rope", rope_table(config, shape.positions)
     yield "windows", np.array([UNLIMITED if w is None else w for w in config.windows], np.int32)
+    yield from _inner_arrays(shape, weights)
     if config.has_confidence:
         assert weights.confidence_weight is not None, "DraftConfig with has_confidence has a confidence head"
         assert weights.confidence_bias is not None
         yield "confidence", bf16(weights.confidence_weight[0])
         yield "confidence_bias", weights.confidence_bias.detach().float().numpy()
+
+
+def _inner_arrays(shape: StepShape, weights: DraftWeights) -> Iterator[tuple[str, np.ndarray]]:
+    """The Markov head's inner linear, its columns for the hidden row apart from those for the serial input.
+
+    Columns as shipped: gate [h; e], joint [s; e; h].
+    """
+    if not shape.inner_rows:
+        return
+    gated = shape.config.markov is MarkovKind.GATED
+    matrix = weights.markov_gate if gated else weights.markov_joint
+    bias = weights.markov_gate_bias if gated else weights.markov_joint_bias
+    assert matrix is not None, "DraftConfig with a gated or rnn Markov head has its weights"
+    assert bias is not None
+    hidden, serial = (shape.hidden, shape.inner_depth) if gated else (shape.inner_depth, shape.hidden)
+    first, second = matrix.split([hidden, serial], 1)
+    yield "markov_inner_hidden", bf16(first if gated else second)
+    yield "markov_inner_serial", bf16(second if gated else first)
+    yield "markov_inner_bias", bias.detach().float().numpy()
 
 
 def rope_table(config: DraftConfig, positions: int) -> np.ndarray:

@@ -95,6 +95,12 @@ def weight_block(shape: StepShape) -> Block:
         ("rope", "float32", (shape.positions, 2, config.rotary_dim // 2)),
         ("windows", "int32", (shape.layers,)),
     ]
+    if shape.inner_rows:
+        single += [
+            ("markov_inner_hidden", "bfloat16", (shape.inner_rows, hidden)),
+            ("markov_inner_serial", "bfloat16", (shape.inner_rows, shape.inner_depth)),
+            ("markov_inner_bias", "float32", (shape.inner_rows,)),
+        ]
     if config.has_confidence:
         single += [("confidence", "bfloat16", (hidden + shape.markov_rank,)), ("confidence_bias", "float32", (1,))]
     return arrange(layered, single, shape.layers)
@@ -125,6 +131,7 @@ def local_block(shape: StepShape) -> Block:
         ("flags.context", "int32", flags),
         ("flags.context_kv", "int32", flags),
         ("flags.pool", "int32", flags),
+        ("flags.inner", "int32", flags),
         ("fc_rows", "bfloat16", (context, hidden)),
         ("context8", "uint8", (context, hidden)),
         ("context8.scales", "uint8", (context, hidden // MX_BLOCK)),
@@ -136,6 +143,7 @@ def local_block(shape: StepShape) -> Block:
         ("act", "bfloat16", (rows, shape.ffn_depth)),
         ("final", "bfloat16", (rows, hidden)),
         ("base", "float32", (shape.vocab_tiles, TILE, TILE)),
+        ("inner", "float32", (max(1, shape.inner_rows // TILE), TILE, TILE)),
         ("tokens", "int32", (rows,)),
         ("confidence", "float32", (rows,)),
         ("logits", "float32", (rows, shape.vocab_tiles * TILE)),

@@ -22,6 +22,8 @@ class LdsMap:
     `red`: partials of two tiles, one 16x16 a wave. `residual`: one row for every row that a CTA owns. `norm`: a word a
     wave. `vectors`: query vectors of a K/V head's row tiles, then block keys, bf16. `values`: block values transposed
     [head_dim][32], bf16. `picks`: (score, id) of each wave and request. `chosen`: ids by slot and request.
+    `inner`: results of the Markov head's inner linear [row][request]; `serial`: its serial input [request][s, e], bf16;
+    `bias_input`: what w2 is multiplied by [request][r], bf16. The last three are one word where the head is vanilla.
     """
 
     red: int
@@ -31,6 +33,9 @@ class LdsMap:
     values: int
     picks: int
     chosen: int
+    inner: int
+    serial: int
+    bias_input: int
 
     @property
     def nbytes(self) -> int:
@@ -49,5 +54,8 @@ def lds_map(shape: StepShape) -> LdsMap:
         vectors=(shape.row_tiles * TILE + UNIT) * (shape.head + PAD) // 2,
         values=shape.head * (UNIT + PAD) // 2,
         picks=2 * shape.waves * MAX_ROWS,
+        inner=max(1, shape.inner_rows * requests),
+        serial=max(1, requests * (shape.inner_depth + PAD) // 2 if shape.inner_rows else 0),
+        bias_input=max(1, requests * (shape.markov_rank + PAD) // 2 if shape.inner_rows else 0),
         chosen=(shape.block + 1) * max(requests, MAX_ROWS),
     )

@@ -165,6 +165,17 @@ class StepShape:
         return self.config.markov_rank
 
     @property
+    def inner_rows(self) -> int:
+        """Rows of the Markov head's inner linear: none (vanilla), gate r, or gate, candidate and output 3 r (rnn)."""
+        kinds = {MarkovKind.VANILLA: 0, MarkovKind.GATED: 1, MarkovKind.RNN: 3}
+        return kinds[self.config.markov] * self.markov_rank
+
+    @property
+    def inner_depth(self) -> int:
+        """Depth of the inner linear's serial part: e (gated), or s and e (rnn)."""
+        return self.markov_rank * (2 if self.config.markov is MarkovKind.RNN else 1)
+
+    @property
     def row_tiles(self) -> int:
         """Tiles of 16 query vectors that one K/V head's attention holds: heads of the group x rows of the block."""
         return -(-self.group * self.block // TILE)
@@ -191,7 +202,6 @@ def _config_faults(config: DraftConfig) -> list[Fault]:
             config.activation in (Activation.SILU, Activation.SWIGLU_OAI),
             "silu or swiglu-oai",
         ),
-        "markov": (config.markov, config.markov is MarkovKind.VANILLA, "vanilla: the others are not in the kernel yet"),
         "markov_rank": (config.markov_rank, config.markov_rank % UNIT == 0, f"a multiple of {UNIT}"),
         "ffn_size": (config.ffn_size, config.ffn_size % TILE == 0, f"a multiple of {TILE}"),
         "block_size": (config.block_size, 1 <= config.block_size <= MAX_ROWS, f"1 .. {MAX_ROWS}"),

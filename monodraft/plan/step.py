@@ -150,6 +150,19 @@ def _flags(producer: str, region: str, **more: bool | int) -> Wait:
     return Wait(producer, region, **more)  # type: ignore[arg-type]
 
 
+def _inner(shape: StepShape) -> tuple[Stage, ...]:
+    """The hidden rows' part of the Markov head's inner linear (gated, rnn), and the wait for it before the chain."""
+    if not shape.inner_rows:
+        return ()
+    once, tiles = Repeat.ONCE, shape.inner_rows // TILE
+    return (
+        _stage(
+            shape, "inner", once, "tile", tiles, (), ("final",), ("inner",), ("markov_inner_hidden",), "flags.inner"
+        ),
+        _stage(shape, "inner_ready", once, "wait", shape.ctas, (Wait("inner", "flags.inner"),), (), ()),
+    )  # fmt: skip
+
+
 def _reduced(shape: StepShape, linear: str) -> Wait:
     """The poll that ends the all-reduce of o or down."""
     if shape.two_stage:
@@ -232,9 +245,11 @@ def _draft_stages(shape: StepShape) -> tuple[Stage, ...]:
             shape, "lm_head", once, "tile", shape.vocab_tiles, (Wait("input", "flags.input", last=True),), ("final",),
             ("base",), ("lm_head",),
         ),
+        *_inner(shape),
         _stage(
             shape, "chain", Repeat.SLOT, "tile", shape.vocab_tiles, (Wait("chain", "candidates", poll=True),),
-            ("base", "candidates"), ("candidates", "logits", "tokens"), ("markov_w2",),
+            ("base", "candidates", *(("inner",) if shape.inner_rows else ())), ("candidates", "logits", "tokens"),
+            ("markov_w2",),
         ),
     ]  # fmt: skip
     if shape.config.has_confidence:

@@ -8,6 +8,7 @@ from typing import Any
 import flydsl.expr as fx
 from flydsl.expr import gpu
 
+from monodraft.checkpoint.config import MarkovKind
 from monodraft.device import words as dw
 from monodraft.device.bf16 import UNIT, mma_bf16
 from monodraft.device.flydsl_names import wait_vmcnt_zero
@@ -19,6 +20,7 @@ from monodraft.plan.lds import LANES
 from monodraft.plan.shape import TILE
 from monodraft.stages.exchange import wait_stage
 from monodraft.stages.linear import bf16_tile
+from monodraft.stages.markov_inner import bias_operands, clear_state, serial_part
 from monodraft.stages.scope import Step
 
 NOTHING = float("-inf")
@@ -61,6 +63,8 @@ def chain(step: Step) -> None:
     """Slot after slot: bias of the last token, this CTA's best, exchange, the next token. Ids end in LDS `chosen`."""
     shape = step.shape
     anchors = dw.ld(step.local.at("anchors"), fx.thread_idx.x % TILE)
+    if fx.const_expr(shape.config.markov is MarkovKind.RNN):
+        clear_state(step)
     first_ids(step, anchors)
     gpu.barrier()
     for slot in range(fx.Int32(0), fx.Int32(shape.block), fx.Int32(1)):
@@ -70,6 +74,8 @@ def chain(step: Step) -> None:
 
 def draft_slot(step: Step, slot: Any) -> None:
     """One slot of the chain."""
+    if step.shape.inner_rows:
+        serial_part(step.pinned(slot), slot)
     offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot))
     take(step.pinned(slot), slot)
 
@@ -88,7 +94,7 @@ def best_of_tiles(step: Step, slot: Any) -> Pick:
     column, part = dw.lane() % TILE, dw.lane() // TILE_ROWS
     request = (column < shape.requests).select(column, fx.Int32(0))
     previous = fx.ptr_load(step.lds.chosen + slot * TILE + request)
-    e = embedding_operands(step, previous, column, part)
+    e = embedding_operands(step, previous, column, part) if not shape.inner_rows else bias_operands(step, column, part)
     best, chosen = fx.Float32(NOTHING), fx.Int32(shape.config.vocab_size)
     first_id = step.rank * shape.vocab
     for tile in range(step.cta + ctas * dw.wave(), shape.vocab_tiles, ctas * step.geo.waves):

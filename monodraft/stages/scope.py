@@ -28,6 +28,9 @@ class Lds:
     values: Any
     picks: Any
     chosen: Any
+    inner: Any
+    serial: Any
+    bias_input: Any
 
     @staticmethod
     def allocate(sizes: LdsMap) -> Lds:
@@ -45,6 +48,9 @@ class Lds:
             values=array(fx.Int32, sizes.values),
             picks=array(fx.Int32, sizes.picks),
             chosen=array(fx.Int32, sizes.chosen),
+            inner=array(fx.Float32, sizes.inner),
+            serial=array(fx.Int32, sizes.serial),
+            bias_input=array(fx.Int32, sizes.bias_input),
         )
 
 

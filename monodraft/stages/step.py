@@ -11,7 +11,7 @@ from monodraft.device import words as dw
 from monodraft.device.geometry import Geometry
 from monodraft.plan.lds import lds_map
 from monodraft.plan.step import Plan
-from monodraft.stages import context, layer, markov
+from monodraft.stages import context, layer, markov, markov_inner
 from monodraft.stages.attention import attention
 from monodraft.stages.exchange import wait_stage
 from monodraft.stages.scope import Lds, Memory, Step, blocks
@@ -31,6 +31,9 @@ def draft_step(step: Step, layers: Any) -> None:
             wait_stage(step, "context_ready", "pool")
         decoder(step, layers)
         markov.lm_head(step.pinned(layers))
+        if shape.inner_rows:
+            markov_inner.hidden_part(step.pinned(layers))
+            wait_stage(step, "inner_ready", "inner")
         markov.chain(step)
         if shape.config.has_confidence:
             markov.confidence(step.pinned(layers))
