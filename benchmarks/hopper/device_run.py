@@ -14,6 +14,7 @@ import json
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
@@ -31,8 +32,9 @@ from baselines import draft_step
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
-from monodraft.hopper.build import toolkit_version
+from monodraft.hopper.build import build, toolkit_version
 from monodraft.hopper.drafter import HopperDrafter
+from monodraft.hopper.geometry import Geometry
 from monodraft.hopper.plan import CONTEXT_STAGES, step_bytes
 from monodraft.hopper.step import Form
 from monodraft.testing import random_config
@@ -72,7 +74,7 @@ def small() -> None:
         "pair m3.1": shipped("drafter"),
         "pair qwen3": shipped("drafter-qwen3"),
     }
-    for family in ("minimax-m31", "qwen3", "minicpm5"):
+    for family in ("minimax-m31", "minicpm5"):
         config = random_config(family, head_dim=128, max_positions=4096)
         drafters[f"random {family}"] = (config, small_weights(config))
     for name, (config, weights) in drafters.items():
@@ -101,6 +103,32 @@ def small() -> None:
         (77, len(ours.step.plan) - 4),
     ):
         guarded(f"bound, CTA {cta} stage {stage}", lambda c=cta, s=stage: checks.bounded(ours, anchors, c, s))  # type: ignore[misc]
+
+
+def longest(context: int) -> int:
+    """The plan's longest context: one build for the checks and for the times at 1k."""
+    return max(2048, context + 64)
+
+
+def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> float:
+    """Compiles every build of the run side by side; seconds."""
+    begin, wanted = time.monotonic(), []
+    if {"small", "pair"} & set(sections):
+        configs = [shipped("drafter")[0], shipped("drafter-qwen3")[0]]
+        configs += [random_config(family, head_dim=128, max_positions=4096) for family in ("minimax-m31", "minicpm5")]
+        wanted += [(config, 8, mxfp8, 2048) for config in configs for mxfp8 in (False, True)]
+        wanted.append((configs[0], 16, True, 2048))
+    if {"full", "time", "compare"} & set(sections):
+        at = {longest(context) for context in contexts} | {2048}
+        wanted += [(shapes.config_of(n), 8, mxfp8, end) for n in names for mxfp8 in (False, True) for end in at]
+
+    def one(item: tuple[DraftConfig, int, bool, int]) -> None:
+        config, rows, mxfp8, end = item
+        build(Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=end), quiet=True)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, wanted))
+    return time.monotonic() - begin
 
 
 def skewed(weights: DraftWeights) -> dict[str, DraftWeights]:
@@ -196,7 +224,7 @@ def stamped(ours: HopperDrafter) -> dict[str, dict[str, float]]:
 def other_ring(name: str, context: int, weights: DraftWeights, mxfp8: bool, slots: int) -> dict[str, object]:
     """Time of one launch with another depth of the weight ring."""
     config = shapes.config_of(name)
-    ours, _ = checks.prepared(config, weights, mxfp8, context, max_positions=context + 64, slots=(slots,))
+    ours, _ = checks.prepared(config, weights, mxfp8, context, max_positions=longest(context), slots=(slots,))
     g, down = ours.geometry, ours.geometry.linears["layers.0.down"]
     median = timed(ours, Form.ONE_LAUNCH, context)["median"]
     return {"median": median, "part": g.part_size, "down parts": down.parts, "resident": g.markov_resident}
@@ -207,7 +235,7 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
     config, medians = shapes.config_of(name), {}
     for mxfp8 in (False, True):
         weight_label = "MXFP8" if mxfp8 else "bf16"
-        ours, _ = checks.prepared(config, weights, mxfp8, context, max_positions=context + 64)
+        ours, anchors = checks.prepared(config, weights, mxfp8, context, max_positions=longest(context))
         for form in (Form.CHAIN, Form.ONE_LAUNCH):
             label = f"{name} {context} {form.value} {weight_label}"
             result = timed(ours, form, context)
@@ -219,6 +247,9 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
         )
         ours.step.bounded = True
         record(f"bounded chain {name} {weight_label}", checks.bounded_chain(ours, context, 20))
+        record(f"forms agree {name} {context} {weight_label}", checks.forms_agree(ours, anchors))
+        record(f"100 repeats differing {name} {context} {weight_label}", checks.repeats(ours, anchors))
+        ours.workspace.corrected = None
         record(f"stamps {name} {context} {weight_label}", stamped(ours))
         if EXTRA:
             for slots in (2, 3, 4):
@@ -278,6 +309,7 @@ def main() -> None:
     record("date", datetime.now(UTC).isoformat(timespec="seconds"))
     record("software", f"torch {torch.__version__}, NVRTC {toolkit_version()}, CUDA {torch.version.cuda}")
     record("protocol", "CUDA-graph replay between events, 5 warm-ups, median of 30; one request, no new context rows")
+    record("seconds to compile all builds", prebuild(options.sections, options.shapes, options.contexts))
     lines: list[str] = []
     if "small" in options.sections:
         small()

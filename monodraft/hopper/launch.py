@@ -70,6 +70,7 @@ POINTERS = [
     "health",
     "epoch",
     "stamps",
+    "floors",
     "rescored",
 ]
 """Pointer fields of `struct Args` in stages/plan.cuh, in order."""

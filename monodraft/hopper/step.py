@@ -26,6 +26,7 @@ _BUFFERS = [
     "confidence_hidden",
     "pool",
     "progress",
+    "floors",
 ]
 """Buffers whose address goes into the argument block under their own name."""
 

@@ -80,6 +80,7 @@ class Workspace:
             "result": ((48,), torch.int32),
             "progress": ((geometry.grid,), torch.int32),
             "sync": ((64,), torch.int32),
+            "floors": ((c.block_size, rows), torch.int32),
             "pool": ((pages, c.num_layers, 2, c.num_kv_heads, PAGE, 128), bf16),
         }
         needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())

@@ -3,11 +3,11 @@
 #include "exchange.cuh"
 
 // Order of candidates as one integer: the logit (NaN below everything), then the lowest id.
-INLINE u64 candidate(float logit, u32 id) {
-  const u32 bits = __float_as_uint(logit);
-  const u32 order = logit != logit ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return (u64)order << 32 | (u64)(~id);
+INLINE u32 ordered(float x) {
+  const u32 bits = __float_as_uint(x);
+  return x != x ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+INLINE u64 candidate(float logit, u32 id) { return (u64)ordered(logit) << 32 | (u64)(~id); }
 INLINE u64 greater(u64 a, u64 b) { return a > b ? a : b; }
 INLINE u64 greatest_of_warp(u64 v) {
 #pragma unroll

@@ -5,9 +5,11 @@
 // roundings of the two products in it, the exact logit lies within
 //     error_v = slack_v ||e|| + 2^-8 (|q_v.e| + slack_v ||e||) + 2^-20 (|base_v| + |q_v.e|)
 // of base_v + q_v.e (2^-8: the bias is rounded to bf16; 2^-20: float32 sums). The scan takes e in float16: exact but for
-// elements below 2^-14, which lose at most 2^-25 each; ||e|| is raised by 2^-8, and slack_v holds 2^-12 ||w2_v||, for that. A CTA's greatest logit is at least the greatest
-// lower bound of its rows, so rows whose upper bound is below that cannot win. NaN bounds count as candidates. Where the
-// bound does not help, every block is a candidate: the full scan, inside the same stage.
+// elements below 2^-14, which lose at most 2^-25 each; ||e|| is raised by 2^-8, and slack_v holds 2^-12 ||w2_v||, for that.
+//
+// The greatest logit is at least every lower bound, this CTA's or another's, so rows whose upper bound is below one cannot
+// win. NaN bounds count as candidates. Where the bound does not help, every block is a candidate: the full scan, inside the
+// same stage. Which blocks are read again differs from run to run (it depends on who was first); the token does not.
 #pragma once
 #include "markov.cuh"
 
@@ -71,6 +73,34 @@ INLINE void keep_chunk(u32 slot, u32 kept, u32 lane) {
   for (u32 i = lane * 16; i < SLOT_BYTES; i += 512) store_shared16(kept + i, load_shared16(slot + i));
 }
 
+INLINE float from_ordered(u32 o) { return __uint_as_float(o & 0x80000000u ? o & 0x7fffffffu : ~o); }
+
+// The greatest of `least` over a warp's rows, in lanes 0..3.
+INLINE void warp_floors(const float (*least)[2], float (*floors)[2]) {
+#pragma unroll
+  for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      floors[n][c] = least[n][c];
+#pragma unroll
+      for (int m = 4; m < 32; m <<= 1) floors[n][c] = fmaxf(floors[n][c], __shfl_xor_sync(~0u, floors[n][c], m));
+    }
+}
+
+// Half way through the scan, what was found so far goes to all CTAs: whenever one reads it, it is a bound that holds, and
+// with it hardly any row of the vocabulary is left (without, each CTA keeps three or four blocks: measured).
+INLINE void share_floors(u32* to, const float (*least)[2], u32 requests, u32 lane) {
+  float floors[ROW_TILES][2];
+  warp_floors(least, floors);
+#pragma unroll
+  for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      const u32 request = n * 8 + 2 * lane + c;
+      if (lane < 4 && request < requests) atomicMax(to + request, ordered(floors[n][c]));
+    }
+}
+
 INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& health, Ring& ring,
                                    Passes& passes, u32& ready_parity, u32& arrived_parity, u32 warp, u32 lane, u32 stage) {
   const u32 start = first_row_block(s), x = shared_address(shared_bias());
@@ -84,6 +114,7 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
   // Base logits and slack of a block are on their way while the one before is computed; the first even before the vectors
   // are there, if an earlier stage of this launch has seen the LM head's end.
   const u32 stride = COMPUTE_WARPS * gridDim.x;
+  const u32 half_way = s.row_blocks / (2 * stride);
   u32 block = start + warp * gridDim.x, turns = 0;
   Scanned next;
   const bool early = s.step && stage > (u32)a.first;
@@ -107,17 +138,19 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
       scan_chunk(acc, slot, x + ROW_TILES * BIAS_PLANE + c * 4096, lane);
       if (!there) release_chunk(ring, lane);
     }
+    if (turns == half_way) share_floors(a.floors + s.step * ROWS, least, requests, lane);
     bound_block(now.slack, now.base, acc, bounds.length, upper + upper_index(turns, warp, 0), least, block, requests, lane);
   }
+  float floors[ROW_TILES][2];
+  warp_floors(least, floors);
+  if (lane < 4)
 #pragma unroll
-  for (int n = 0; n < ROW_TILES; n++)
+    for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-      float v = least[n][c];
-#pragma unroll
-      for (int m = 4; m < 32; m <<= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, m));
-      if (lane < 4) bounds.least[warp][n * 8 + 2 * lane + c] = v;
-    }
+      for (int c = 0; c < 2; c++) {
+        const u32 shared = load_relaxed(a.floors + s.step * ROWS + n * 8 + 2 * lane + c);
+        bounds.least[warp][n * 8 + 2 * lane + c] = shared ? fmaxf(floors[n][c], from_ordered(shared)) : floors[n][c];
+      }
   named_sync(BARRIER_COMPUTE, COMPUTE_WARPS * 32);
   for (u32 turn = lane >> 4; turn < turns + (lane >> 4); turn += 2) {  // two blocks of 16 rows at a time
     bool candidate_row = false;
@@ -132,7 +165,6 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
       bounds.blocks[atomicAdd(&bounds.count, 1u)] = start + (turn * COMPUTE_WARPS + warp) * gridDim.x;
   }
   named_sync(BARRIER_COMPUTE, COMPUTE_WARPS * 32);
-  // The order in which blocks were listed differs from run to run; the greatest of them does not.
   u64 best[ROW_TILES][2] = {};
   const u32 count = bounds.count, bar = shared_address(&bounds.arrived[warp]);
   if (warp == 0 && lane == 0) atomicAdd(a.rescored + s.step, count);

@@ -91,6 +91,7 @@ struct Args {
   u32* health;
   u32* epoch;
   u64* stamps;                // [gridDim][MAX_STAGES][2] clock at a stage's start and end in the first epilogue thread, or null
+  u32* floors;                // [BLOCK][ROWS] greatest lower bound that any CTA has found so far, ordered; prepare clears
   u32* rescored;              // [BLOCK] row blocks read again by the bounded stage, all steps so far
   u64 bound;
   int first, count, fault_cta, fault_stage;

@@ -17,9 +17,11 @@ INLINE void commit_context(const Args& a, u32 warp, u32 lane) {
   }
 }
 
-// Row r is row r % BLOCK of request r / BLOCK: the anchor's embedding, then the mask's. Unused rows are zero.
+// Also clears the chain's floors. Row r is row r % BLOCK of request r / BLOCK: the anchor's embedding, then the mask's. Unused rows are zero.
 INLINE void embed_block(const Args& a, u32 thread) {
   const u32 rows = fixed().step[STEP_REQUESTS] * BLOCK;
+  if (blockIdx.x == 0)
+    for (u32 i = thread; i < BLOCK * ROWS; i += EPILOGUE_THREADS) a.floors[i] = 0;
   for (u32 unit = blockIdx.x * EPILOGUE_THREADS + thread; unit < ROWS * HIDDEN_PADDED / 8; unit += gridDim.x * EPILOGUE_THREADS) {
     const u32 row = (unit >> 2) & (ROWS - 1), k = ((unit >> 2) / ROWS * 4 + (unit & 3)) * 8;
     uint4 v = make_uint4(0, 0, 0, 0);
