@@ -39,6 +39,7 @@ from monodraft.executor.model import MemoryModel
 from monodraft.executor.program import Program
 from monodraft.executor.report import Report
 from monodraft.executor.schedule import Pick, Schedule
+from monodraft.executor.shrink import shrink
 from monodraft.executor.trace import perfetto, summary, write_perfetto
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "perfetto",
     "read_mlir",
     "run",
+    "shrink",
     "summary",
     "write_perfetto",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,22 @@ class Access:
     count: int
     atomic: bool = False
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        return self.dtype.itemsize * max(self.count, 1)
+        return int(self.dtype.itemsize * max(self.count, 1))
 
-    @property
+    @cached_property
     def word(self) -> int:
         return min(self.dtype.itemsize, 4)
 
-    @property
+    @cached_property
     def words(self) -> int:
         return self.nbytes // self.word
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """Word offsets within an access."""
+        return np.arange(self.words)
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ def gather_addresses(address: Any, mask: np.ndarray | None) -> tuple[np.ndarray,
 
 def word_index(start: np.ndarray, shape: Access) -> np.ndarray:
     """Word indices [n, words] from byte offsets [n]."""
-    first = start // shape.word
-    return first[:, None] + np.arange(shape.words) if shape.words > 1 else first[:, None]
+    first = start >> (shape.word >> 1)  # words are 1, 2 or 4 bytes
+    return first[:, None] + shape.steps if shape.words > 1 else first[:, None]
 
 
 def to_lanes(words: np.ndarray, shape: Access, lanes: Lanes) -> Any:

@@ -42,13 +42,17 @@ def lane_ranges(lanes: Sequence[int]) -> str:
 
 
 class ExecutorError(MonodraftError):
-    """Base of everything the executor raises. `seed` replays it; `places` says where, the culprit first."""
+    """Base of everything the executor raises.
+
+    `places` says where, the culprit first; `seed` replays it, and so do `decisions`, which `shrink` takes.
+    """
 
     def __init__(
         self, message: str, places: Sequence[Where] = (), seed: int | None = None, faults: Sequence[Fault] = ()
     ) -> None:
         self.places = tuple(places)
         self.seed = seed
+        self.decisions: tuple[int, ...] = ()
         self.detail = message
         lines = [message, *(f"  at {place}" for place in self.places)]
         if seed is not None:

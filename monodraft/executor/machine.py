@@ -404,8 +404,10 @@ class Machine:
                 region.written[first : first + size] = True
 
     def failure(self, kind: type[ExecutorError], message: str, places: list[Where]) -> ExecutorError:
-        """An error of this run, with its seed."""
-        return kind(message, places, self.job.schedule.seed)
+        """An error of this run, with its seed and the decisions so far."""
+        error = kind(message, places, self.job.schedule.seed)
+        error.decisions = tuple(self.policy.recorded)
+        return error
 
     def race(
         self, wave: WaveState, found: Conflict, index: np.ndarray, size: int, place: int, lanes: Any, m: Any, verb: str

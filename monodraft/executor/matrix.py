@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,7 @@ def to_lanes(matrix: np.ndarray, m: int) -> tuple[np.ndarray, ...]:
     return tuple(np.ascontiguousarray(each) for each in matrix[rows, columns].T)
 
 
+@lru_cache(maxsize=16)
 def places(m: int, registers: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of [lane, register]."""
     r, group = np.arange(registers)[None, :], (LANE // m)[:, None]

@@ -62,11 +62,12 @@ class Policy:
             self.speeds[victim] = VICTIM_SPEED
 
     def next_wave(self, live: list[int]) -> int:
-        """The position in `live` of the wave that goes on."""
-        if self.fair:
-            self.next = self.next + 1 if self.next + 1 < len(live) else 0
-            return self.next
-        return self.decide(len(live), lambda: self.draw_wave(live))
+        """The position in `live` of the wave that goes on. Recorded as the distance from the next in turn, so that 0
+        is round robin."""
+        turn = self.next + 1 if self.next + 1 < len(live) else 0
+        ahead = 0 if self.fair else self.decide(len(live), lambda: (self.draw_wave(live) - turn) % len(live))
+        self.next = (turn + ahead) % len(live)
+        return self.next
 
     def draw_wave(self, live: list[int]) -> int:
         """By speed, among those that can run."""
@@ -98,8 +99,8 @@ class Policy:
         """How many scheduling points the wave may pass in this turn."""
         if self.fair:
             return ROUND_ROBIN_SLICE
-        longest = self.longest
-        return 1 + self.decide(longest, lambda: self.random.randrange(longest)) if longest > 1 else 1
+        longest = SLICES[-1] if self.schedule.kind == "replay" else self.longest
+        return 1 + self.decide(longest, lambda: self.random.randrange(longest))
 
     def commits(self) -> bool:
         """Whether some pending store becomes visible now."""

@@ -65,7 +65,7 @@ class Schedule:
 
     @classmethod
     def replay(cls, decisions: Sequence[int], seed: int | None = None) -> Schedule:
-        """The recorded decisions of a report, one by one; where they run out, the first choice each time."""
+        """The recorded decisions of a run, one by one; where they run out, waves in turn and nothing else happens."""
         return cls("replay", seed, decisions=tuple(decisions))
 
 

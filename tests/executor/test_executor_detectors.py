@@ -9,6 +9,7 @@ import handoffs
 import kernel_words as k
 import numpy as np
 import pytest
+from flydsl.expr import const_expr
 from handoffs import Handoff
 from shared_words import Shared
 
@@ -22,7 +23,9 @@ def run(body: Any, *arrays: np.ndarray, n: int = 0, ctas: int = 1, threads: int 
     names = ("a", "b", "c", "d")
     memory = options.pop("memory", None) or ex.Memory()
     regions = [memory.array(0, name, array) for name, array in zip(names, arrays, strict=False)]
-    lowered = k.program(k.traced(body), ctas=ctas, threads=threads, bases=max(len(regions), 1))
+    lowered = k.program(
+        body if body.__name__ == "<lambda>" else k.traced(body), ctas=ctas, threads=threads, bases=max(len(regions), 1)
+    )
     return ex.run(k.launch(lowered, regions or [0], n), memory=memory, gpu=ex.Gpu.mi355x(cus=8), **options)
 
 
@@ -210,6 +213,31 @@ def test_a_flag_orders_only_what_was_drained() -> None:
     ):
         with pytest.raises(ex.Race, match="load and an earlier store"):
             handoffs.run(handoffs.program(sabotage), ex.Schedule.round_robin())
+
+
+def one_wave(bases, drain):
+    """The wave that stores the data raises the flag itself."""
+    t, cta = fx.Int32(fx.thread_idx.x), fx.Int32(fx.block_idx.x)
+    data, flag, out = (k.resource(each) for each in bases)
+    if cta == 0:
+        k.store(data, t * 4, t)
+        if const_expr(drain):
+            k.drain()
+        k.store(flag, 0, 1, k.SYSTEM)
+    else:
+        seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
+        now = k.clock()
+        while (seen == 0) & (now >= 0):
+            seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
+            now = k.clock()
+        k.store(out, t * 4, k.load(data, t * 4))
+
+
+def test_a_flag_of_the_same_wave_hands_on_only_what_it_drained() -> None:
+    arrays = (np.zeros(64, np.int32), np.zeros(16, np.int32), np.zeros(64, np.int32))
+    run(lambda bases, n: k.traced(one_wave)(bases, True), *arrays, ctas=2)
+    with pytest.raises(ex.Race, match="load and an earlier store"):
+        run(lambda bases, n: k.traced(one_wave)(bases, False), *arrays, ctas=2)
 
 
 def test_read_then_overwrite_without_order_is_a_race() -> None:

@@ -293,3 +293,72 @@ def test_switches_are_named() -> None:
     assert replace(ex.MemoryModel.harsh(), torn=False) == ex.MemoryModel.harsh().without("torn")
     with pytest.raises(TypeError):
         ex.MemoryModel.harsh().without("thunder")
+
+
+# ---- what a wave may rely on about its own accesses
+
+
+@k.traced
+def same_words(bases, n):
+    """Store, read back, overwrite without a wait: program order holds for one wave and one word."""
+    t = fx.Int32(fx.thread_idx.x)
+    data, out = k.resource(bases[0]), k.resource(bases[1])
+    before = k.load(data, t * 4, fx.Int32, k.SYSTEM)
+    k.store(data, t * 4, t + 1, k.SYSTEM)
+    first = k.load(data, t * 4, fx.Int32, k.SYSTEM)
+    k.store(data, t * 4, t + 2, k.SYSTEM)
+    k.store(data, t * 4, t + 3, k.SYSTEM)
+    k.store(out, t * 8, k.words(before, first), k.SYSTEM)
+
+
+def test_a_wave_sees_its_own_accesses_in_program_order() -> None:
+    lowered = k.program(same_words, bases=2)
+    for seed in range(SEEDS):
+        memory = ex.Memory()
+        data = memory.array(0, "data", np.full(64, -7, np.int32))
+        out = memory.array(0, "out", np.zeros((64, 2), np.int32))
+        ex.run(k.launch(lowered, [data, out]), memory=memory, schedule=ex.Schedule.random(seed))
+        np.testing.assert_array_equal(data.array, np.arange(64) + 3)
+        np.testing.assert_array_equal(out.array, np.stack([np.full(64, -7), np.arange(64) + 1], 1))
+
+
+@k.traced
+def ack_before_use(bases, n):
+    """CTA 0 reads a word, says so without waiting for the load, and uses it later; CTA 1 overwrites it then."""
+    t, bid = fx.Int32(fx.thread_idx.x), fx.Int32(fx.block_idx.x)
+    data, flag, out = (k.resource(each) for each in bases)
+    if bid == 0:
+        x = k.load(data, t * 4, fx.Int32, k.SYSTEM)
+        if const_expr(n):
+            k.drain()
+        if t == 0:
+            k.store(flag, 0, 1, k.SYSTEM)
+        spin = k.load(flag, 64, fx.Int32, k.SYSTEM)
+        begin = k.clock()
+        now = begin
+        while (spin == 0) & (now - begin < 10_000):
+            spin = k.load(flag, 64, fx.Int32, k.SYSTEM)
+            now = k.clock()
+        k.store(out, t * 4, x)
+    else:
+        seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
+        now = k.clock()
+        while (seen == 0) & (now >= 0):  # without the clock MLIR deletes the loop
+            seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
+            now = k.clock()
+        k.store(data, t * 4, -1, k.SYSTEM)
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_load_may_complete_as_late_as_its_first_use(waited: bool) -> None:
+    """Also in another block than the load's: the compiler waits at the use, not at the branch."""
+    lowered = k.program(lambda bases, n: ack_before_use(bases, waited), ctas=2, bases=3)
+    wrong = 0
+    for seed in range(SEEDS):
+        memory = ex.Memory()
+        data = memory.array(0, "data", np.arange(64, dtype=np.int32))
+        flag = memory.array(0, "flag", np.zeros(32, np.int32))
+        out = memory.array(0, "out", np.zeros(64, np.int32))
+        ex.run(k.launch(lowered, [data, flag, out]), memory=memory, schedule=ex.Schedule.random(seed))
+        wrong += not (out.array == np.arange(64)).all()
+    assert wrong == 0 if waited else wrong > 0

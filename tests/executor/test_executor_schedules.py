@@ -218,3 +218,30 @@ def test_trace_files_and_refusal(tmp_path) -> None:
     _, silent = handoffs.run(handoffs.program(Handoff()), ex.Schedule.random(4))
     with pytest.raises(ex.BadLaunch, match="trace=True"):
         ex.perfetto(silent)
+
+
+# ---- shrinking
+
+
+def test_a_failing_schedule_shrinks_to_a_few_decisions() -> None:
+    lowered = handoffs.program(Handoff(drain=False))
+
+    def fails(schedule: ex.Schedule) -> bool:
+        return not handoffs.run(lowered, schedule)[0]
+
+    seed = next(seed for seed in range(50) if fails(ex.Schedule.random(seed)))
+    _, report = handoffs.run(lowered, ex.Schedule.random(seed))
+    small = ex.shrink(fails, report.decisions, attempts=120)
+    assert fails(small)
+    assert np.count_nonzero(small.decisions) < np.count_nonzero(report.decisions) / 2
+    with pytest.raises(ValueError, match="do not fail"):
+        ex.shrink(lambda schedule: False, report.decisions)
+
+
+def test_a_finding_carries_its_decisions() -> None:
+    lowered = handoffs.program(Handoff(writer=k.PLAIN, reader=k.PLAIN, drain=False))
+    with pytest.raises(ex.Race) as caught:
+        handoffs.run(lowered, ex.Schedule.random(17))
+    with pytest.raises(ex.Race) as again:
+        handoffs.run(lowered, ex.Schedule.replay(caught.value.decisions))
+    assert again.value.places == caught.value.places

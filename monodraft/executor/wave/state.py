@@ -66,7 +66,7 @@ class WaveState:
             if bad.any():
                 self.out_of_bounds(start, bad, shape, lanes, m, place, verb)
             region = memory.find(low, shape.nbytes)
-        if (start & (shape.word - 1)).any():
+        if shape.word > 1 and (start & (shape.word - 1)).any():
             bad = (start & (shape.word - 1)) != 0
             self.out_of_bounds(start, bad, shape, lanes, m, place, f"misaligned {verb}")
         assert region is not None
@@ -86,8 +86,9 @@ class WaveState:
     def local_index(self, start: np.ndarray, shape: Access, lanes: Lanes, m: Any, place: int, verb: str) -> np.ndarray:
         """Word indices into the CTA's LDS, checked."""
         self.place = place
-        bad: Any = (start < 0) | (start + shape.nbytes > self.cta.lds.nbytes) | (start & (shape.word - 1) != 0)
-        if bad.any():
+        inside = start.min() >= 0 and start.max() + shape.nbytes <= self.cta.lds.nbytes
+        if not inside or (shape.word > 1 and (start & (shape.word - 1)).any()):
+            bad: Any = (start < 0) | (start + shape.nbytes > self.cta.lds.nbytes) | (start & (shape.word - 1) != 0)
             who = lanes.where(m, bad)
             raise self.machine.failure(
                 OutOfBounds,
