@@ -15,7 +15,7 @@ from monodraft.checkpoint.weights import DraftWeights
 from monodraft.device.health import next_tag
 from monodraft.drafter import Anchor, ContextRows, Draft
 from monodraft.errors import Fault, InputError, StepFailed
-from monodraft.hosts.checks import check_anchors, check_commit, check_open
+from monodraft.hosts.checks import GREEDY_BELOW, check_anchors, check_commit, check_open
 from monodraft.hosts.failures import failure
 from monodraft.hosts.packing import bf16
 from monodraft.hosts.pages import PageTables
@@ -90,7 +90,7 @@ class ExecutorDrafter:
         self._tables = PageTables(pages, page_size, max_requests)
         self._queue: list[Row] = []
         self.workspace = Workspace(self.shape, weights, memory=memory)
-        self._programs: dict[tuple[int, int], tuple[Plan, ex.Program]] = {}
+        self._programs: dict[tuple[int, int, bool], tuple[Plan, ex.Program]] = {}
         if model is None:
             # The fast engine has no race detector.
             model = ex.MemoryModel.harsh() if engine == "reference" else ex.MemoryModel.harsh().without("races")
@@ -147,13 +147,13 @@ class ExecutorDrafter:
         self.workspace.reset()
         self._failed = None
 
-    def program(self, requests: int, context_rows: int) -> tuple[Plan, ex.Program]:
+    def program(self, requests: int, context_rows: int, sampled: bool = False) -> tuple[Plan, ex.Program]:
         """Plan and lowered kernel of a launch; traced at the first use."""
         from monodraft.stages.step import launcher, placeholders
 
-        key = requests, context_rows
+        key = requests, context_rows, sampled
         if key not in self._programs:
-            plan = Plan(replace(self.shape, requests=requests, context_rows=context_rows))
+            plan = Plan(replace(self.shape, requests=requests, context_rows=context_rows, sampled=sampled))
             self._programs[key] = plan, ex.lower(launcher(plan), *placeholders())
         return self._programs[key]
 
@@ -168,10 +168,11 @@ class ExecutorDrafter:
         block = self.shape.block
         drafts = []
         for index, anchor in enumerate(anchors):
+            wanted = logits or anchor.temperature >= GREEDY_BELOW
             rows = slice(index * block, (index + 1) * block)
             tokens = torch.from_numpy(view("tokens")[rows].astype(np.int64))
             confidence = torch.from_numpy(view("confidence")[rows].copy()) if self.config.has_confidence else None
-            drafts.append(Draft(anchor.request, tokens, self._logits(rows) if logits else None, confidence))
+            drafts.append(Draft(anchor.request, tokens, self._logits(rows) if wanted else None, confidence))
         return drafts
 
     def _logits(self, rows: slice) -> torch.Tensor:
@@ -181,7 +182,8 @@ class ExecutorDrafter:
     def _launch(self, anchors: Sequence[Anchor], rows: Sequence[Row]) -> None:
         if self._failed is not None:
             raise self._failed
-        plan, program = self.program(len(anchors), MAX_ROWS if rows else 0)
+        sampled = any(anchor.temperature >= GREEDY_BELOW for anchor in anchors)
+        plan, program = self.program(len(anchors), MAX_ROWS if rows else 0, sampled)
         self._write_inputs(anchors, rows)
         tag = next_tag(int(self.workspace.local[0]("epoch").view(np.uint32)[0]))
         options = dict(self._run)
@@ -198,6 +200,8 @@ class ExecutorDrafter:
         """What the kernel reads, the same on every rank."""
         for view in self.workspace.local:
             for index, anchor in enumerate(anchors):
+                view("temperatures")[index] = anchor.temperature
+                view("seeds").view(np.uint32)[index] = anchor.seed & 0xFFFFFFFF, anchor.seed >> 32
                 pages = self._tables[anchor.request].pages
                 view("anchors")[index], view("starts")[index] = anchor.token, anchor.position
                 view("page_table")[index, : len(pages)] = pages

@@ -59,7 +59,9 @@ class Workspace:
 
     def check(self, shape: StepShape) -> None:
         """Refuse a plan of another workspace, naming what differs. Raises KernelError."""
-        own, other = (replace(each, requests=0, context_rows=16, capacity=0) for each in (self.shape, shape))
+        own, other = (
+            replace(each, requests=0, context_rows=16, capacity=0, sampled=False) for each in (self.shape, shape)
+        )
         names = [name for name in own.__dataclass_fields__ if getattr(own, name) != getattr(other, name)]
         if shape.most_requests != self.shape.most_requests:
             names.append("capacity")

@@ -122,6 +122,8 @@ def local_block(shape: StepShape) -> Block:
         ("epoch", "int32", (16,)),
         ("anchors", "int32", (MAX_ROWS,)),
         ("starts", "int32", (MAX_ROWS,)),
+        ("temperatures", "float32", (MAX_ROWS,)),
+        ("seeds", "int32", (MAX_ROWS, 2)),
         ("page_table", "int32", (requests, shape.table_pages)),
         ("context_count", "int32", (16,)),
         ("context_positions", "int32", (MAX_ROWS,)),

@@ -49,9 +49,9 @@ class StepShape:
     rows (0: none), on `ctas` CTAs of `waves` waves of each of `ranks` ranks.
 
     `capacity` is the most requests of the launches that share a workspace, 0: just `requests`; memory is laid out for
-    it, so that launches of fewer requests find everything at the same place. The draft pool has `pages` pages of
-    `page_size` positions; a request's positions lie below `positions`. Sizes below are this rank's: all ranks have the
-    same. Raises InputError naming every field that the kernel cannot do.
+    it, so that launches of fewer requests find everything at the same place. `sampled` launches can draft with a
+    temperature. The draft pool has `pages` pages of `page_size` positions; a request's positions lie below `positions`.
+    Sizes below are this rank's: all ranks have the same. Raises InputError naming all fields that the kernel cannot do.
     """
 
     config: DraftConfig
@@ -64,6 +64,7 @@ class StepShape:
     positions: int = 8192
     capacity: int = 0
     all_reduce: AllReduce = AllReduce.AUTO
+    sampled: bool = False
     waves: int = 8
 
     def __post_init__(self) -> None:
@@ -243,6 +244,9 @@ def _launch_faults(shape: StepShape) -> list[Fault]:
     if shape.ranks in ONE_SHOT_BYTES and shape.two_stage and shape.config.hidden_size % (TILE * shape.ranks):
         wanted = f"a multiple of {TILE * shape.ranks}: whole tiles a slice"
         faults.append(Fault("hidden_size", str(shape.config.hidden_size), wanted))
+    if shape.sampled and shape.config.vocab_size // shape.ranks % 4:
+        wanted = f"a multiple of {4 * shape.ranks}: one random block covers 4 ids of a rank"
+        faults.append(Fault("vocab_size", str(shape.config.vocab_size), wanted))
     if shape.waves != 8:
         faults.append(Fault("waves", str(shape.waves), "8: the order of the sums is a contract"))
     if shape.page_size < UNIT or shape.page_size % UNIT:

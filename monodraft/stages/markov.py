@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import flydsl.expr as fx
@@ -16,6 +17,7 @@ from monodraft.device.gemv import row_base
 from monodraft.device.geometry import TILE_ROWS
 from monodraft.device.memory import load_words, resource
 from monodraft.device.numbers import bf16r, unpack_pairs
+from monodraft.device.random import gumbel, philox4x32
 from monodraft.plan.lds import LANES
 from monodraft.plan.shape import TILE
 from monodraft.stages.exchange import wait_stage
@@ -24,6 +26,8 @@ from monodraft.stages.markov_inner import bias_operands, clear_state, serial_par
 from monodraft.stages.scope import Step
 
 NOTHING = float("-inf")
+GREEDY_BELOW = 1e-5
+"""Temperatures below this draft greedily."""
 MOST = 3.4028234663852886e38
 Pick = tuple[Any, Any]
 """(score Float32, id Int32): the best so far. Higher scores win, then lower ids."""
@@ -95,17 +99,54 @@ def best_of_tiles(step: Step, slot: Any) -> Pick:
     request = (column < shape.requests).select(column, fx.Int32(0))
     previous = fx.ptr_load(step.lds.chosen + slot * TILE + request)
     e = embedding_operands(step, previous, column, part) if not shape.inner_rows else bias_operands(step, column, part)
+    noise = Noise.of(step, slot, column)
     best, chosen = fx.Float32(NOTHING), fx.Int32(shape.config.vocab_size)
     first_id = step.rank * shape.vocab
     for tile in range(step.cta + ctas * dw.wave(), shape.vocab_tiles, ctas * step.geo.waves):
         corrected = corrected_logits(step, fx.Int32(tile), slot, column, part, e)
+        first = fx.Int32(tile) * TILE + part * 4
+        scores = scores_of(step, corrected, first, first_id + first, noise)
         for i in fx.range_constexpr(4):
-            row = fx.Int32(tile) * TILE + part * 4 + i
-            score = usable(corrected[i], row < shape.vocab)
+            row = first + i
+            score = scores[i]
             better = score > best
             chosen = (better | (chosen == shape.config.vocab_size)).select(first_id + row, chosen)
             best = better.select(score, best)
     return best, chosen
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What keys a lane's draws: its request's temperature, seed (two words) and query position."""
+
+    temperature: Any
+    seed: tuple[Any, Any]
+    position: Any
+
+    @staticmethod
+    def of(step: Step, slot: Any, column: Any) -> Noise | None:
+        """Of request `column` in `slot`; None where launches of the plan cannot sample."""
+        if not step.shape.sampled:
+            return None
+        seed = dw.ld(step.local.at("seeds"), column * 2, 2)
+        temperature = dw.ld(step.local.at("temperatures"), column, dtype=fx.Float32)
+        return Noise(temperature, (seed[0], seed[1]), dw.ld(step.local.at("starts"), column) + slot)
+
+
+def scores_of(step: Step, logits: Sequence[Any], first: Any, first_id: Any, noise: Noise | None) -> list[Any]:
+    """Scores of vocabulary rows first .. first + 3, ids first_id ..: usable logits, with a temperature fl32(logit / T)
+    plus Gumbel noise."""
+    exists = [first + i < step.shape.vocab for i in range(4)]
+    greedy = [usable(logit, there) for logit, there in zip(logits, exists, strict=True)]
+    if noise is None:
+        return greedy
+    warm = noise.temperature >= fx.Float32(GREEDY_BELOW)
+    divisor = warm.select(noise.temperature, fx.Float32(1.0))
+    words = philox4x32([first_id // 4, noise.position, fx.Int32(0), fx.Int32(0)], noise.seed)
+    sampled = [
+        usable(logit / divisor, there) + gumbel(word) for logit, there, word in zip(logits, exists, words, strict=True)
+    ]
+    return [warm.select(a, b) for a, b in zip(sampled, greedy, strict=True)]
 
 
 def usable(logit: Any, exists: Any) -> Any:
