@@ -17,12 +17,17 @@ SMALL = Geometry(hidden=256, ranks=2)
 FAR = 2**40
 """A deadline that no test reaches."""
 BASES = ("a", "b", "c", "d")
+ENGINES = ("reference", "fast")
+
+
+def program(name: str, geo: Geometry = M3) -> Any:
+    """The lowered probe of a word."""
+    return _lowered(probes, name, geo)
 
 
 @functools.cache
-def program(name: str, geo: Geometry = M3) -> Any:
-    """The lowered probe of a word."""
-    return body_program(probes.PROBES[name], geo)
+def _lowered(package: Any, name: str, geo: Geometry) -> Any:
+    return body_program(package.PROBES[name], geo)
 
 
 def body_program(body: probes.Body, geo: Geometry = M3) -> Any:
@@ -59,9 +64,10 @@ def run(
     """
     if engine is not None:
         return _run(kernel, schedule, engine, given)
-    found, other = (_run(kernel, schedule, each, given) for each in ("reference", "fast"))
-    for name, array in found.items():
-        assert same_bits(array, other[name]), f"the engines differ in {name}"
+    found, *others = (_run(kernel, schedule, each, given) for each in ENGINES)
+    for other in others:
+        for name, array in found.items():
+            assert same_bits(array, other[name]), f"the engines differ in {name}"
     return found
 
 
