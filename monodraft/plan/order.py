@@ -155,12 +155,24 @@ def _offered(clocks: np.ndarray, launch: int, turn: Turn, now: np.ndarray) -> np
 
 
 def check_order(plan: Plan) -> int:
-    """Prove that the plan cannot deadlock and overwrites nothing that may still be read; returns the pairs checked.
+    """Prove that the plan cannot deadlock, reads nothing before it is written and overwrites nothing that may still be
+    read; returns the pairs of events checked.
 
     Raises KernelError naming the region, the reader and the writer that are not ordered.
     """
     order = Order(plan)
     checked = 0
+    for region, writer, reader in arrivals(order):
+        good = order.after(writer, reader, False)
+        if region in OWN:
+            same = np.eye(plan.shape.ctas, dtype=bool)[: good.shape[1], : good.shape[3]]
+            good = good | ~same[None, :, None, :]
+        checked += good.size
+        if not good.all():
+            fault = Fault(
+                region, f"{reader[1].stage.name} may read before {writer[1].stage.name} has written", "a wait"
+            )
+            raise KernelError("the plan reads what may not have been written", [fault])
     for region, reader, writer in reuses(order):
         across = region.startswith(("pairs.", "candidates"))
         # Readers of an exchange region are of the rank that owns the memory, writers of any rank.
@@ -174,6 +186,24 @@ def check_order(plan: Plan) -> int:
 
 
 Event = tuple[int, Turn]
+
+
+OWN = ("base",)
+"""Arrays of which a CTA reads only what it has written."""
+
+
+def arrivals(order: Order) -> Iterator[tuple[str, Event, Event]]:
+    """(region, last writing event before, reading event) of every array that stages read from memory of their own rank.
+
+    Pairs are not among them: a poll is itself the proof that what it reads has arrived.
+    """
+    for turn in order.turns:
+        for name in turn.stage.reads:
+            if name.startswith(("pairs.", "candidates")):
+                continue
+            writers = [each for each in order.turns if name in each.stage.writes and each.index < turn.index]
+            if writers:
+                yield name, (0, writers[-1]), (0, turn)
 
 
 def reuses(order: Order) -> Iterator[tuple[str, Event, Event]]:
