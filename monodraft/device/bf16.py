@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import flydsl.expr as fx
-import flydsl.expr.rocdl
 
 from monodraft.device import flydsl_names as fly
 from monodraft.device.checks import refuse
@@ -28,6 +27,4 @@ def mma_bf16(acc: Any, a: Any, b: Any) -> Any:
         if not isinstance(words, fx.Vector) or words.numel != 4:
             found = getattr(words, "numel", type(words).__name__)
             raise refuse("mma_bf16", name, found, "an Int32 Vector of 4 words")
-    operands = [fly.raw(x) for x in (a.bitcast(fx.BFloat16), b.bitcast(fx.BFloat16), acc)]
-    tile = flydsl.expr.rocdl.mfma_f32_16x16x32_bf16(fx.Float32x4.ir_type, [*operands, 0, 0, 0])
-    return fx.Vector(tile, dtype=fx.Float32)
+    return fly.mfma_bf16_16x16x32(acc, a.bitcast(fx.BFloat16), b.bitcast(fx.BFloat16))

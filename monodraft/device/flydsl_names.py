@@ -121,6 +121,23 @@ def wait_vmcnt_zero() -> None:
     flydsl.expr.rocdl.s_waitcnt(vmcnt=0)
 
 
+def lds_allocator() -> Any:
+    """The LDS allocator of the kernel that is being traced: FlyDSL allows one a kernel."""
+    from flydsl.compiler.kernel_function import KernelFunction
+
+    kernel = KernelFunction.get_current()
+    if getattr(kernel, "monodraft_lds", None) is None:
+        kernel.monodraft_lds = fx.SharedAllocator()
+    return kernel.monodraft_lds
+
+
+def mfma_bf16_16x16x32(acc: Any, a: Any, b: Any) -> Any:
+    """acc + A B of a 16x16x32 tile of bf16; `a`, `b` BFloat16 Vectors of 8."""
+    operands = [raw(a), raw(b), raw(acc), 0, 0, 0]
+    tile = flydsl.expr.rocdl.mfma_f32_16x16x32_bf16(fx.Float32x4.ir_type, operands)
+    return fx.Vector(tile, dtype=fx.Float32)
+
+
 # -- where a value comes from -----------------------------------------------------------------------------------------
 
 _UNIFORM_RESULTS = ("rocdl.readfirstlane", "rocdl.readlane", "rocdl.ballot", "gpu.block_id", "gpu.grid_dim")

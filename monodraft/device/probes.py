@@ -14,7 +14,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from monodraft.device import words as dw
-from monodraft.device.flydsl_names import isa_text
+from monodraft.device.flydsl_names import isa_text, lds_allocator
 from monodraft.device.geometry import TILE_ROWS, Geometry
 from monodraft.device.isa import Kernel, parse
 from monodraft.device.memory import load_words, resource
@@ -119,16 +119,7 @@ def probe_kernel(name: str, geo: Geometry | None = None) -> Kernel:
 
 def shared(dtype: Any, count: int) -> Any:
     """Pointer to `count` elements of a new static LDS array, aligned to 16 bytes. Once per array and kernel."""
-    return _allocator().allocate(fx.Array[dtype, count, 16]).peek().ptr
-
-
-def _allocator() -> Any:
-    from flydsl.compiler.kernel_function import KernelFunction
-
-    kernel = KernelFunction.get_current()
-    if getattr(kernel, "monodraft_lds", None) is None:
-        kernel.monodraft_lds = fx.SharedAllocator()
-    return kernel.monodraft_lds
+    return lds_allocator().allocate(fx.Array[dtype, count, 16]).peek().ptr
 
 
 def _float(p: Arguments) -> Any:
