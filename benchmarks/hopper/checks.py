@@ -130,6 +130,7 @@ def stages(
 def repeats(ours: HopperDrafter, anchors: list[Anchor], count: int = 100) -> int:
     """How many of `count` repeated steps differ in any byte of tokens, logits or confidence from the first."""
     corrected = ours.workspace.keep_logits()
+    ours.workspace.buffers["result"].zero_()
     ours.propose(anchors, logits=True)
     first = (corrected.clone(), ours.workspace.buffers["result"].clone())
     graph = ours.step.capture(context=False)
