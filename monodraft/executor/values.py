@@ -184,6 +184,19 @@ def bitcast_bools(parts: list[Any], target: Type, wanted: list[Any]) -> Any:
     return total.view(numpy_type(wanted[0]))
 
 
+def resource_words(resource: Any) -> tuple[Any, ...]:
+    """A buffer resource as its four words (the flags read 0: nothing here depends on them)."""
+    base, size = resource
+    low, high = cut(base, 4, np.dtype(np.int32))
+    return (low, high & np.int32(0xFFFF), cut(size, 4, np.dtype(np.int32))[0], np.int32(0))
+
+
+def resource_of(words: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Four words as a buffer resource: a base of 48 bits and a size."""
+    base = join([words[0], words[1] & np.int32(0xFFFF)], 4, np.dtype(np.int64))
+    return base, words[2].view(np.uint32).astype(np.int64)
+
+
 def extract(vector: Any, index: Any) -> Any:
     """extractelement with an index that may vary by lane; out of range clamps (undefined in LLVM)."""
     if not isinstance(index, np.ndarray) or index.ndim == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class Handoff:
     bounded: bool = True
 
 
+@functools.cache
 def program(spec: Handoff) -> ex.Program:
     """Two CTAs: number 0 produces, number 1 consumes. With two ranks launch it with `n` = the role: 0 both, 1 produce
     only, 2 consume only."""

@@ -105,31 +105,32 @@ def bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), np.uint32(0x7FC00000), x.view(np.uint32))
 
 
-FLOAT: dict[str, tuple[str, Any]] = {
-    "fadd": (two("llvm.fadd", "f32"), F + G),
-    "fsub": (two("llvm.fsub", "f32"), F - G),
-    "fmul": (two("llvm.fmul", "f32"), F * G),
-    "fdiv": (two("llvm.fdiv", "f32"), F / G),
-    "fneg": ("%r = llvm.fneg %b : f32", -G),
-    "fabs": ("%r = llvm.intr.fabs(%b) : (f32) -> f32", np.abs(G)),
-    "sqrt": ("%r = llvm.intr.sqrt(%b) : (f32) -> f32", np.sqrt(G)),
-    "exp2": ("%r = llvm.intr.exp2(%b) : (f32) -> f32", np.exp2(G.astype(np.float64)).astype(np.float32)),
-    "floor": ("%r = llvm.intr.floor(%b) : (f32) -> f32", np.floor(G)),
-    "maxnum": ("%r = llvm.intr.maxnum(%a, %b) : (f32, f32) -> f32", numerics.maxnum(F, G)),
-    "minimum": ("%r = llvm.intr.minimum(%a, %b) : (f32, f32) -> f32", numerics.minimum(F, G)),
-    "raw exp2": ('%r = llvm.call_intrinsic "llvm.amdgcn.exp2.f32"(%b) : (f32) -> f32', numerics.hardware_exp2(G)),
-    "raw rcp": ('%r = llvm.call_intrinsic "llvm.amdgcn.rcp.f32"(%b) : (f32) -> f32', numerics.hardware_rcp(G)),
-    "raw rsq": ('%r = llvm.call_intrinsic "llvm.amdgcn.rsq.f32"(%b) : (f32) -> f32', numerics.hardware_rsq(G)),
-    "raw sqrt": ('%r = llvm.call_intrinsic "llvm.amdgcn.sqrt.f32"(%b) : (f32) -> f32', numerics.hardware_sqrt(G)),
-    "select": ('%c1 = llvm.fcmp "ogt" %a, %b : f32\n%r = llvm.select %c1, %a, %b : i1, f32', np.where(F > G, F, G)),
-    "reduce": (
-        "%u = llvm.mlir.undef : vector<2xf32>\n%i0 = llvm.mlir.constant(0 : i32) : i32\n"
-        "%i1 = llvm.mlir.constant(1 : i32) : i32\n%v0 = llvm.insertelement %a, %u[%i0 : i32] : vector<2xf32>\n"
-        "%v1 = llvm.insertelement %b, %v0[%i1 : i32] : vector<2xf32>\n%s = llvm.mlir.constant(0.0 : f32) : f32\n"
-        '%r = "llvm.intr.vector.reduce.fadd"(%s, %v1) : (f32, vector<2xf32>) -> f32',
-        (np.float32(0) + F) + G,
-    ),
-}
+with np.errstate(all="ignore"):
+    FLOAT: dict[str, tuple[str, Any]] = {
+        "fadd": (two("llvm.fadd", "f32"), F + G),
+        "fsub": (two("llvm.fsub", "f32"), F - G),
+        "fmul": (two("llvm.fmul", "f32"), F * G),
+        "fdiv": (two("llvm.fdiv", "f32"), F / G),
+        "fneg": ("%r = llvm.fneg %b : f32", -G),
+        "fabs": ("%r = llvm.intr.fabs(%b) : (f32) -> f32", np.abs(G)),
+        "sqrt": ("%r = llvm.intr.sqrt(%b) : (f32) -> f32", np.sqrt(G)),
+        "exp2": ("%r = llvm.intr.exp2(%b) : (f32) -> f32", np.exp2(G.astype(np.float64)).astype(np.float32)),
+        "floor": ("%r = llvm.intr.floor(%b) : (f32) -> f32", np.floor(G)),
+        "maxnum": ("%r = llvm.intr.maxnum(%a, %b) : (f32, f32) -> f32", numerics.maxnum(F, G)),
+        "minimum": ("%r = llvm.intr.minimum(%a, %b) : (f32, f32) -> f32", numerics.minimum(F, G)),
+        "raw exp2": ('%r = llvm.call_intrinsic "llvm.amdgcn.exp2.f32"(%b) : (f32) -> f32', numerics.hardware_exp2(G)),
+        "raw rcp": ('%r = llvm.call_intrinsic "llvm.amdgcn.rcp.f32"(%b) : (f32) -> f32', numerics.hardware_rcp(G)),
+        "raw rsq": ('%r = llvm.call_intrinsic "llvm.amdgcn.rsq.f32"(%b) : (f32) -> f32', numerics.hardware_rsq(G)),
+        "raw sqrt": ('%r = llvm.call_intrinsic "llvm.amdgcn.sqrt.f32"(%b) : (f32) -> f32', numerics.hardware_sqrt(G)),
+        "select": ('%c1 = llvm.fcmp "ogt" %a, %b : f32\n%r = llvm.select %c1, %a, %b : i1, f32', np.where(F > G, F, G)),
+        "reduce": (
+            "%u = llvm.mlir.undef : vector<2xf32>\n%i0 = llvm.mlir.constant(0 : i32) : i32\n"
+            "%i1 = llvm.mlir.constant(1 : i32) : i32\n%v0 = llvm.insertelement %a, %u[%i0 : i32] : vector<2xf32>\n"
+            "%v1 = llvm.insertelement %b, %v0[%i1 : i32] : vector<2xf32>\n%s = llvm.mlir.constant(0.0 : f32) : f32\n"
+            '%r = "llvm.intr.vector.reduce.fadd"(%s, %v1) : (f32, vector<2xf32>) -> f32',
+            (np.float32(0) + F) + G,
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", FLOAT)
@@ -225,6 +226,34 @@ def test_two_constant_zero_scales_mean_no_scales() -> None:
         mfma("%z = llvm.mlir.constant(31 : i32) : i32\n%w = llvm.lshr %t, %z : i32\n%s = llvm.or %w, %w : i32") == 0
     ).all()
     assert (mfma("%s = llvm.mlir.constant(128 : i32) : i32") == 512).all()
+
+
+def test_scalar_buffer_load_through_a_resource_in_words() -> None:
+    body = (
+        "%s = llvm.mlir.constant(0 : i16) : i16\n%n = llvm.mlir.constant(40 : i64) : i64\n"
+        "%f = llvm.mlir.constant(159744 : i32) : i32\n%z = llvm.mlir.constant(0 : i32) : i32\n"
+        "%k = llvm.mlir.constant(36 : i32) : i32\n%x = rocdl.make.buffer.rsrc %p_a, %s, %n, %f : <1> to <8>\n"
+        "%y = llvm.ptrtoint %x : !llvm.ptr<8> to i128\n%w = llvm.bitcast %y : i128 to vector<4xi32>\n"
+        '%r = llvm.call_intrinsic "llvm.amdgcn.s.buffer.load.i32"(%w, %k, %z) : (vector<4xi32>, i32, i32) -> i32'
+    )
+    got = mlir_kernels.run(body, {"a": ("i32", I)}, ("i32", np.int32))
+    assert (got == I[9]).all()
+    past = mlir_kernels.run(body.replace("constant(36", "constant(40"), {"a": ("i32", I)}, ("i32", np.int32))
+    assert (past == 0).all()
+
+
+ASSEMBLY = {
+    "v_add_u32 $0, $1, $2": I + J,
+    "v_xor_b32 $0, $1, $2": I ^ J,
+    "v_mov_b32 $0, $1": I,
+}
+
+
+@pytest.mark.parametrize("text", ASSEMBLY)
+def test_inline_assembly_with_a_result(text: str) -> None:
+    body = f'%r = llvm.inline_asm "{text}", "=v,v,v" %a, %b : (i32, i32) -> i32'
+    got = mlir_kernels.run(body, {"a": ("i32", I), "b": ("i32", J)}, ("i32", np.int32))
+    np.testing.assert_array_equal(got, ASSEMBLY[text])
 
 
 def test_every_registered_operation_has_an_emitter_and_a_kind() -> None:

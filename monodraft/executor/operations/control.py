@@ -81,8 +81,27 @@ def assembly(use: Use) -> str | list[str]:
     return [caches[text], *(["yield BARRIER"] if text == "s_barrier" else [])]
 
 
+BINARY = {
+    "v_add_u32": "+",
+    "v_sub_u32": "-",
+    "v_mul_lo_u32": "*",
+    "v_and_b32": "&",
+    "v_or_b32": "|",
+    "v_xor_b32": "^",
+    "v_add_f32": "+",
+    "v_sub_f32": "-",
+    "v_mul_f32": "*",
+}
+
+
 def pass_through(use: Use, text: str) -> str:
-    """An empty assembly whose first input is tied to its output ("=v,0,...") gives that input back."""
+    """An empty assembly whose first input is tied to its output ("=v,0,...") gives that input back; so does a move.
+    Besides a few two-operand instructions whose types agree with their operands."""
+    name, _, rest = text.partition(" ")
+    if name in BINARY and rest.replace(" ", "") == "$0,$1,$2" and len(use.operands) == 2:
+        if use.scalar(0) != use.scalar(1) or use.scalar(0) != ("f32" if name.endswith("f32") else "i32"):
+            raise NotKnown(f"inline assembly {text!r} on {use.kind(0)} and {use.kind(1)}")
+        return f"{use.operands[0]} {BINARY[name]} {use.operands[1]}"
     constraints = str(use.attributes["constraints"]).split(",")
     moves = ("", "v_mov_b32 $0, $1", "v_mov_b32_e32 $0, $1", "s_mov_b32 $0, $1")
     if text not in moves or not use.operands:

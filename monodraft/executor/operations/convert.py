@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monodraft.executor.operations.table import NotKnown, Use, known
-from monodraft.executor.program import element
+from monodraft.executor.program import BUFFER_SPACE, Pointer, element
 from monodraft.executor.values import numpy_type
 
 
@@ -56,8 +56,17 @@ def to_integer(use: Use) -> str:
     return use.elementwise(lambda a: f"{function}({inner.format(a=a)}, np.{kind})")
 
 
+RESOURCE = Pointer(BUFFER_SPACE)
+
+
 @known("llvm.inttoptr", "llvm.ptrtoint", "llvm.addrspacecast", kind="address")
 def pointer_cast(use: Use) -> str:
+    if use.kind(0) == RESOURCE:
+        if use.op.name != "llvm.ptrtoint":
+            raise NotKnown(f"{use.op.name} of a buffer resource")
+        return f"resource_words({use.operands[0]})"
+    if use.result == RESOURCE:
+        return f"resource_of({use.operands[0]})"
     kind = numpy_type(element(use.result)).__name__
     if use.op.name == "llvm.addrspacecast" and use.kind(0).bytes != use.result.bytes:
         raise NotKnown(f"addrspacecast from {use.kind(0)} to {use.result}")

@@ -101,7 +101,8 @@ def scalar_load(use: Use) -> str:
     shape = use.constant(access(use.result))
     zero = use.constant(np.int32(0))
     scope = use.constant(Scope(0))
-    return f"w.load_buffer({use.operands[0]}, {use.operands[1]}, {zero}, {shape}, {scope}, m, {use.op.place})"
+    resource = use.operands[0] if isinstance(use.kind(0), Pointer) else f"resource_of({use.operands[0]})"
+    return f"w.load_buffer({resource}, {use.operands[1]}, {zero}, {shape}, {scope}, m, {use.op.place})"
 
 
 ATOMICS = (
