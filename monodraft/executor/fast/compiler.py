@@ -3,6 +3,9 @@
 Cache: one file per (text, engine version, CPU, versions of the wheel), written whole and renamed into place, so that
 several processes may share it. `MONODRAFT_CACHE` names the folder, else `$XDG_CACHE_HOME/monodraft`, else
 `~/.cache/monodraft`. A folder that cannot be written to is no error: the object is compiled anew.
+
+`MONODRAFT_EXECUTOR_CPU=avx2` compiles for any x86-64 CPU with AVX2 and FMA instead of this one: results are the same,
+so it is for testing here what will run there.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from monodraft.errors import Fault
+from monodraft.executor.errors import BadLaunch
 from monodraft.executor.fast.objects import LoadedObject, ObjectError
 
 
@@ -60,9 +65,24 @@ def toolchain() -> str:
         return "flydsl ?"
 
 
+AVX2 = (
+    *("-avx512f", "-avx512vl", "-avx512bw", "-avx512dq", "-avx512cd", "-avx512fp16", "-avx512bf16", "-avx512vnni"),
+    *("-avx512vbmi", "-avx512vbmi2", "-avx512ifma", "-avx512bitalg", "-avx512vpopcntdq", "-avxvnni", "-gfni"),
+)
+"""Features switched off for a CPU that has AVX2 only."""
+
+
+def target() -> str:
+    """The CPU to compile for: "" is this one."""
+    chosen = os.environ.get("MONODRAFT_EXECUTOR_CPU", "")
+    if chosen not in ("", "host", "avx2"):
+        raise BadLaunch("environment", faults=[Fault("MONODRAFT_EXECUTOR_CPU", repr(chosen), "host or avx2")])
+    return "" if chosen == "host" else chosen
+
+
 def object_key(text: str, optimise: int) -> str:
     """Key of a text in the cache."""
-    parts = (text, str(optimise), engine_version(), toolchain(), cpu_features())
+    parts = (text, str(optimise), engine_version(), toolchain(), target() or cpu_features())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -102,6 +122,10 @@ def compile_object(text: str, optimise: int) -> bytes:
         for op in module.body.operations:
             name = str(op.attributes["sym_name"]).strip('"')
             (defined if len(op.regions[0].blocks) else declared).append(name)
+            if target() == "avx2" and len(op.regions[0].blocks):
+                features = ", ".join(f'"{each}"' for each in AVX2)
+                op.attributes["target_cpu"] = ir.StringAttr.get("haswell")
+                op.attributes["target_features"] = ir.Attribute.parse(f"#llvm.target_features<[{features}]>")
         engine = ExecutionEngine(module, opt_level=optimise)
         for name in declared:
             # The JIT links what it compiles; this copy is never run, so any address will do.

@@ -157,7 +157,7 @@ class Prepared:
         room = size_of(Machine) + SCRATCH_BYTES + TRACE_ROOM * size_of(Event) * job.trace + (1 << 20)
         room += self.ctas * (size_of(Cta) + 64) + self.total * 64 + len(job.memory.regions) * 64
         for dispatch, kernel in zip(job.dispatches, self.kernels, strict=True):
-            room += dispatch.ctas * dispatch.waves * self._wave_bytes(kernel) + 8 * len(kernel.layout.steps)
+            room += dispatch.ctas * dispatch.waves * self._wave_bytes(kernel) + 16 * len(kernel.layout.steps)
             room += (
                 dispatch.ctas * (2 * dispatch.lds_bytes + 192) + dispatch.waves * 1024 + 8 * len(dispatch.words) + 1024
             )
@@ -205,7 +205,8 @@ class Prepared:
         block.words(arguments, len(dispatch.words))[:] = [(w + 2**63) % 2**64 - 2**63 for w in dispatch.words]
         dims = block.take(48)
         block.words(dims, 6)[:] = [*dispatch.grid, *dispatch.block]
-        counts = block.take(8 * len(layout.steps))
+        counts, sizes = (block.take(8 * len(layout.steps)) for _ in range(2))
+        block.words(sizes, len(layout.steps))[:] = [kinds.total() for kinds in kernel.kinds]
         # The bytes of LDS, then for each whether it was written.
         lds_bytes = dispatch.lds_bytes
         lds_stride = round_up(2 * lds_bytes + 64, 64)
@@ -223,6 +224,7 @@ class Prepared:
             "word_count": layout.word_count,
             "step_count": len(layout.steps),
             "counts": counts,
+            "sizes": sizes,
             "arguments": arguments,
             "threads": threads + 768 * (numbers % dispatch.waves),
             "cta_x": cta % x,
@@ -248,7 +250,7 @@ class Prepared:
         self._start_masks(dispatch, layout, table)
         self._cta_rows(number, dispatch, first_cta, first_wave)
         self.wave_addresses[first_wave : first_wave + waves] = addresses
-        head = table[:, : round_up(layout.summary + 8 * layout.summary_count, 8) // 8]
+        head = table[:, : (layout.words + 8 * layout.word_count) // 8]
         counters = block.words(counts, len(layout.steps))
         return Part(dispatch, kernel, first_wave, waves, table, counters, head.copy(), lds_table, lds_bytes)
 
@@ -269,8 +271,6 @@ class Prepared:
         assert isinstance(layout, Layout)
         table[:, layout.masks // 8] = -1
         table[:, layout.words // 8] = 1
-        if layout.word_count > 1:
-            table[:, layout.summary // 8] = 1
         rest = dispatch.threads % WAVE
         if rest:
             table[dispatch.waves - 1 :: dispatch.waves, layout.masks // 8] = (1 << rest) - 1

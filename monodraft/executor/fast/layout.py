@@ -74,18 +74,12 @@ class Layout:
     places: dict[int, int]
     masks: int
     words: int
-    summary: int
     size: int
 
     @property
     def word_count(self) -> int:
         """64-bit words that hold a bit for each step."""
         return -(-len(self.steps) // 64)
-
-    @property
-    def summary_count(self) -> int:
-        """64-bit words that hold a bit for each of those."""
-        return -(-self.word_count // 64)
 
 
 def ends_step(op: Op) -> bool:
@@ -175,12 +169,9 @@ def place_state(
     words = -(-len(steps) // 64)
     masks = size_of(Wave)
     words_at = masks + 8 * len(steps)
-    summary = words_at + 8 * words
-    top = -(-(summary + 8 * -(-words // 64)) // 64) * 64
+    top = -(-(words_at + 8 * words) // 64) * 64
     slots: dict[int, int] = {}
     for value in sorted(live):
         slots[value] = top
         top += sum(slot_bytes(kind) for kind in lane_types(function.types[value]))
-    return Layout(
-        function, steps, first, definition, constants, again, slots, loaded, places, masks, words_at, summary, top
-    )
+    return Layout(function, steps, first, definition, constants, again, slots, loaded, places, masks, words_at, top)

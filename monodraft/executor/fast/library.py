@@ -12,6 +12,7 @@ from monodraft.executor.fast import (
     runtime_exact,
     runtime_lanes,
     runtime_schedule,
+    runtime_steps,
 )
 from monodraft.executor.fast.compiler import compiled, engine_version
 from monodraft.executor.fast.matrix import matrix_library
@@ -36,6 +37,9 @@ RUNTIME = (
     runtime_lanes.pull_lanes,
     runtime_lanes.push_lanes,
     runtime_lanes.permute_bytes,
+    runtime_steps.pick_step,
+    runtime_steps.pend_step,
+    runtime_steps.next_step,
     runtime_schedule.reach_barrier,
     runtime_schedule.sleep,
     runtime_schedule.read_clock,

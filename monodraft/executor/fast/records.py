@@ -128,7 +128,9 @@ class Wave(Struct):
 
     event: int
     masks: int  # address of the pending lane masks, one per step
+    mask: int  # lanes of the step that was picked
     counts: int  # address of the program's step counters
+    sizes: int  # address of the operations in each step
     arguments: int  # address of the kernel's argument words
     threads: int  # address of the lanes' thread indices, i32 [3][64]
     cta_x: int

@@ -1,8 +1,8 @@
 """A Program to the text of one function, `step(wave, machine)`, that runs a wave until its next event.
 
-Shape of the function: a dispatcher picks the lowest pending step; a step takes its lane mask, does its operations on
-64-lane vectors, hands masks on to its successors and goes back to the dispatcher, until the machine's budget is used up
-or an event (barrier, clock, sleep, end) returns to the scheduler.
+Shape of the function: a dispatcher picks the lowest waiting step (runtime_steps); a step does its operations on 64-lane
+vectors for its lanes, hands lanes on to its successors and goes back to the dispatcher, until the turn is over or an
+event (barrier, clock, sleep, end) returns to the scheduler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from monodraft.executor.errors import UnknownOperation, Where
 from monodraft.executor.fast import arithmetic, control, conversions, lanes, matrix, memory, special
 from monodraft.executor.fast.emit import BYTES, F32, I1, I16, I32, I64, Emit, lane_types, slot_bytes, vec
 from monodraft.executor.fast.layout import CONSTANTS, TERMINATORS, Layout, lay_out
-from monodraft.executor.fast.records import DONE, YIELD, Machine, Wave
+from monodraft.executor.fast.records import Machine, Wave
 from monodraft.executor.fast.table import HANDLERS, Unknown, table_name
 from monodraft.executor.fast.words import fields, size_of
 from monodraft.executor.program import BUFFER_SPACE, Op, Pointer, Program, Struct, Type, leaves
@@ -22,7 +22,6 @@ TABLES = (arithmetic, control, conversions, lanes, matrix, memory, special)
 """Imported so that their operations are in the table."""
 
 WAVE = fields(Wave)
-MACHINE = fields(Machine)
 SCRATCH_OFFSET = -(-size_of(Machine) // 64) * 64
 SCRATCH_BYTES = 64 * 1024
 
@@ -321,97 +320,25 @@ class Translation:
         return "\n".join(["module {", *declarations, *body, "}", ""])
 
     def _prologue(self) -> None:
-        e, layout = self.e, self.layout
+        e = self.e
         e.emit("%wave = llvm.inttoptr %wave_address : i64 to !llvm.ptr")
         e.emit("%machine = llvm.inttoptr %machine_address : i64 to !llvm.ptr")
         e.emit("llvm.br ^dispatch")
         e.start_block("^dispatch")
-        left = e.binary("sub", e.load(I64, "%machine", MACHINE["budget"]), e.scalar(1))
-        e.store(left, I64, "%machine", MACHINE["budget"])
-        e.emit(f"llvm.cond_br {e.compare('slt', left, e.scalar(0))}, ^yield, ^pick")
-        e.start_block("^yield")
-        self._return(YIELD)
-        e.start_block("^pick")
-        number = self._lowest(layout.summary, layout.summary_count, None)
-        number = self._lowest(layout.words, layout.word_count, number) if layout.word_count > 1 else number
-        cases = ", ".join(f"{k}: ^enter{k}" for k in range(len(layout.steps)))
-        short = e.cast("trunc", number, I64, I32)
-        e.emit(f"llvm.switch {short} : i32, ^done [{cases}]")
-        e.start_block("^done")
-        self._return(DONE)
-
-    def _lowest(self, offset: int, count: int, word: str | None) -> str:
-        """The number of the lowest bit in `count` words at an offset (or in the given one of them); -1 if none."""
-        e = self.e
-        if word is not None:
-            address = e.value(
-                f"llvm.getelementptr {e.at('%wave', offset)}[{word}] : (!llvm.ptr, i64) -> !llvm.ptr, i64"
-            )
-            none = e.compare("slt", word, e.scalar(0))
-            safe = e.value(f"llvm.select {none}, {e.at('%wave', offset)}, {address} : i1, !llvm.ptr")
-            bit = self._trailing(e.value(f"llvm.load {safe} : !llvm.ptr -> i64"))
-            number = e.binary("add", e.binary("mul", word, e.scalar(64)), bit)
-            return e.value(f"llvm.select {none}, {e.scalar(-1)}, {number} : i1, i64")
-        if self.layout.word_count == 1:
-            offset = self.layout.words
-        best = e.scalar(-1)
-        for index in reversed(range(count)):
-            bits = e.load(I64, "%wave", offset + 8 * index)
-            number = e.binary("add", self._trailing(bits), e.scalar(64 * index))
-            best = e.value(f"llvm.select {e.compare('ne', bits, e.scalar(0))}, {number}, {best} : i1, i64")
-        return best
-
-    def _trailing(self, bits: str) -> str:
-        return self.e.value(f'"llvm.intr.cttz"({bits}) <{{is_zero_poison = false}}> : (i64) -> i64')
-
-    def _return(self, event: int) -> None:
-        self.e.store(self.e.scalar(event), I64, "%wave", WAVE["event"])
-        self.e.emit(f"llvm.return {self.e.scalar(event)} : i64")
-
-    def _set_bit(self, offset: int, number: int, where: str) -> None:
-        """Set a pending bit if `where` (an i64) is not zero."""
-        e = self.e
-        bit = e.value(
-            f"llvm.select {e.compare('ne', where, e.scalar(0))}, {e.scalar(1 << number % 64)}, {e.scalar(0)} : i1, i64"
-        )
-        at = offset + 8 * (number // 64)
-        e.store(e.binary("or", e.load(I64, "%wave", at), bit), I64, "%wave", at)
-
-    def _pend(self, step: int, mask_bits: str) -> None:
-        """Lanes that are to run a step."""
-        e, layout = self.e, self.layout
-        at = layout.masks + 8 * step
-        e.store(e.binary("or", e.load(I64, "%wave", at), mask_bits), I64, "%wave", at)
-        self._set_bit(layout.words, step, mask_bits)
-        if layout.word_count > 1:
-            self._set_bit(layout.summary, step // 64, mask_bits)
-
-    def _enter(self, number: int) -> None:
-        """From the dispatcher: take the step's mask and clear its bits."""
-        e, layout = self.e, self.layout
-        e.start_block(f"^enter{number}")
-        mask = e.load(I64, "%wave", layout.masks + 8 * number)
-        e.store(e.scalar(0), I64, "%wave", layout.masks + 8 * number)
-        at = layout.words + 8 * (number // 64)
-        word = e.binary("and", e.load(I64, "%wave", at), e.scalar(~(1 << number % 64)))
-        e.store(word, I64, "%wave", at)
-        if layout.word_count > 1:
-            at = layout.summary + 8 * (number // 4096)
-            group = number // 64 % 64
-            empty = e.compare("eq", word, e.scalar(0))
-            bit = e.value(f"llvm.select {empty}, {e.scalar(1 << group)}, {e.scalar(0)} : i1, i64")
-            kept = e.binary("and", e.load(I64, "%wave", at), e.binary("xor", bit, e.scalar(-1)))
-            e.store(kept, I64, "%wave", at)
-        e.emit(f"llvm.br ^body{number}({mask} : i64)")
+        number = e.cast("trunc", self.call("pick_step"), I64, I32)
+        cases = ", ".join(f"{k}: ^enter{k}" for k in range(len(self.layout.steps)))
+        e.emit(f"llvm.switch {number} : i32, ^leave [{cases}]")
+        e.start_block("^leave")
+        e.emit(f"llvm.return {e.scalar(0)} : i64")
 
     def _step(self, number: int, failures: list[tuple[str, Op]]) -> None:
         e, step = self.e, self.layout.steps[number]
-        self._enter(number)
+        e.start_block(f"^enter{number}")
+        e.emit(f"llvm.br ^body{number}({e.load(I64, '%wave', WAVE['mask'])} : i64)")
         e.start_block(f"^body{number}(%mask{number}: i64)")
         self.mask_bits, self.event = f"%mask{number}", None
         self.mask = e.mask_lanes(self.mask_bits)
         self._cache = {}
-        self._count(number)
         for op in step.ops:
             try:
                 if op.name in TERMINATORS:
@@ -420,16 +347,7 @@ class Translation:
                 self._operation(op)
             except Unknown as error:
                 failures.append((str(error), op))
-        self._next(number)
-
-    def _count(self, number: int) -> None:
-        """Count the step's operations for the clock, the limits and the report."""
-        e = self.e
-        work = sum(op.name not in CONSTANTS | TERMINATORS for op in self.layout.steps[number].ops)
-        total = e.binary("add", e.load(I64, "%machine", MACHINE["work"]), e.scalar(work))
-        e.store(total, I64, "%machine", MACHINE["work"])
-        table = e.cast("inttoptr", e.load(I64, "%wave", WAVE["counts"]), I64, "!llvm.ptr")
-        e.store(e.binary("add", e.load(I64, table, 8 * number), e.scalar(1)), I64, table, 8 * number)
+        self._next(number + 1)
 
     def _operation(self, op: Op) -> None:
         if op.name in CONSTANTS or any(result in self.layout.again for result in op.results):
@@ -442,27 +360,22 @@ class Translation:
             if value in self.layout.slots:
                 self.keep(value, parts, self.mask)
 
-    def _next(self, number: int) -> None:
-        """A step that ends inside its block: on to the next one, unless there is an event or the budget is gone."""
+    def _next(self, step: int) -> None:
+        """The end of a step inside its block: on to the next one, unless there is an event or the turn is over."""
         e = self.e
         if self.event is not None:
-            self._pend(number + 1, self.mask_bits)
-            self._return(self.event)
+            self.call("pend_step", e.scalar(step), self.mask_bits)
+            e.store(e.scalar(self.event), I64, "%wave", WAVE["event"])
+            e.emit(f"llvm.return {e.scalar(0)} : i64")
             return
-        left = e.binary("sub", e.load(I64, "%machine", MACHINE["budget"]), e.scalar(1))
-        e.store(left, I64, "%machine", MACHINE["budget"])
-        alone = e.compare("eq", e.load(I64, "%wave", self.layout.masks + 8 * (number + 1)), e.scalar(0))
-        go = e.value(f"llvm.and {e.compare('sge', left, e.scalar(0))}, {alone} : i1")
-        e.emit(f"llvm.cond_br {go}, ^body{number + 1}({self.mask_bits} : i64), ^stop{number}")
-        e.start_block(f"^stop{number}")
-        self._pend(number + 1, self.mask_bits)
-        e.emit("llvm.br ^dispatch")
+        go = e.compare("ne", self.call("next_step", e.scalar(step), self.mask_bits), e.scalar(0))
+        e.emit(f"llvm.cond_br {go}, ^body{step}({self.mask_bits} : i64), ^dispatch")
 
     def _edge(self, block: int, values: Sequence[list[str]], mask_bits: str, mask: str) -> None:
         """Hand lanes and block arguments to a successor."""
         for argument, parts in zip(self.function.blocks[block].arguments, values, strict=True):
             self.keep(argument, parts, mask)
-        self._pend(self.layout.first[block], mask_bits)
+        self.call("pend_step", self.e.scalar(self.layout.first[block]), mask_bits)
 
     def _terminate(self, op: Op) -> None:
         e = self.e
