@@ -138,6 +138,10 @@ class Path:
         cache.dirty_by_line[lines] = 0
         cache.dirty_lines.clear()
 
+    def forget_l1(self) -> None:
+        """The CTA has ended; its stores under way need only what is shared."""
+        self.caches = [cache for cache in self.caches if cache.level != L1]
+
     def acquire(self, level: int) -> None:
         """Drop clean lines of caches below `level`: an acquire fence, buffer_inv."""
         for cache in self.caches:

@@ -53,6 +53,7 @@ class Detector:
         self.granule = granule
         self.handed = lazy_zeros(4 * (nbytes // 4 + 1)).view(np.int32)  # per dword: number of the last release seen
         self.releases: list[np.ndarray] = [np.zeros(3 * waves, np.int32)]
+        self.last_release = [0] * waves
 
     def complete(self, wave: int, kind: int, number: int) -> None:
         """Accesses of this kind up to `number` are known complete."""
@@ -64,9 +65,13 @@ class Detector:
         self.clocks[waves] = self.clocks[waves].max(axis=0)
 
     def release(self, wave: int) -> int:
-        """A number for what the wave may hand on now."""
+        """A number for what the wave may hand on now; the last one again where nothing was added."""
+        last = self.last_release[wave]
+        if last and np.array_equal(self.releases[last], self.clocks[wave]):
+            return last
         self.releases.append(self.clocks[wave].copy())
-        return len(self.releases) - 1
+        self.last_release[wave] = len(self.releases) - 1
+        return self.last_release[wave]
 
     def hand_on(self, index: np.ndarray, size: int, release: int) -> None:
         """A synchronising store became visible."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,7 @@ SPINS = 12
 BLANK_TURNS = 8
 # When all waves spin, they are stuck after so many more rounds in which none of them looked at the clock; a bounded
 # wait looks at it every 64 rounds or so.
-BLIND_ROUNDS = 3000
+BLIND_ROUNDS = 1500
 MOST_RACING_WAVES = 2048
 
 
@@ -87,10 +87,11 @@ class Machine:
         self.waves: list[Wave] = []
         self.runs: list[Generator[int, None, None]] = []
         self.ctas: list[Cta] = []
-        self.queue: list[tuple[int, int]] = [
+        self.queue: deque[tuple[int, int]] = deque(
             (launch, number) for launch, each in enumerate(job.dispatches) for number in range(each.ctas)
-        ]
+        )
         self.busy: dict[int, float] = {}
+        self.resident: Counter[int] = Counter()
         self.left = [each.ctas for each in job.dispatches]
         self.live: list[int] = []
         self.spins: list[int] = []
@@ -130,7 +131,7 @@ class Machine:
             share = 1 / max(self.job.gpu.resident(dispatch.waves, dispatch.lds_bytes), 1)
             if self.busy.get(dispatch.rank, 0.0) + share > 1 + 1e-9:
                 return
-            self.queue.pop(0)
+            self.queue.popleft()
             self.busy[dispatch.rank] = self.busy.get(dispatch.rank, 0.0) + share
             self.start_cta(launch, dispatch, number)
 
@@ -157,8 +158,8 @@ class Machine:
             self.looks.append(0)
             self.blank.append(0)
         cta.running = dispatch.waves
-        resident = len([each for each in self.ctas if each.running and each.dispatch.rank == dispatch.rank])
-        self.report.resident = max(self.report.resident, resident)
+        self.resident[dispatch.rank] += 1
+        self.report.resident = max(self.report.resident, self.resident[dispatch.rank])
 
     # ---- the loop
 
@@ -274,6 +275,8 @@ class Machine:
         if self.job.trace:
             self.report.spans.append(Span("CTA", rank, cta.number, cta.start, self.ticks))
             self.trace_stage(cta, "to the end")
+        self.resident[rank] -= 1
+        cta.path.forget_l1()
         self.busy[rank] -= 1 / max(self.job.gpu.resident(cta.dispatch.waves, cta.dispatch.lds_bytes), 1)
         self.left[cta.launch] -= 1
         if not self.left[cta.launch]:

@@ -74,8 +74,8 @@ def test_scaled_fp8_conversion_rounds_once() -> None:
         scale = np.float32(2.0**exponent * 1.75)  # only the exponent field counts
         got = numerics.f32_to_fp8_exact(x, numerics.scale_of(scale))
         ratio = x.astype(np.float64) / 2.0**exponent
-        want = np.array([nearest_e4m3(value) for value in ratio[:2000]])
-        np.testing.assert_array_equal(got[:2000], want)
+        want = np.array([nearest_e4m3(value) for value in ratio[:400]])
+        np.testing.assert_array_equal(got[:400], want)
 
 
 E4M3_VALUES = [(code, Fraction(float(value))) for code, value in enumerate(numerics.E4M3[:0x7F])]
@@ -264,12 +264,12 @@ def pack_fp8(x: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.ascontiguousarray(words[:, i]) for i in range(8))
 
 
-@pytest.mark.parametrize("scales", [(120, 135), (0, 3), (250, 255), (0, 255)])
-def test_scaled_mfma_is_exact_and_rounds_once(scales: tuple[int, int]) -> None:
+@pytest.mark.parametrize("scales", [((120, 135),) * 2, ((0, 2), (240, 254)), ((250, 255), (1, 8)), ((0, 255),) * 2])
+def test_scaled_mfma_is_exact_and_rounds_once(scales: tuple[tuple[int, int], tuple[int, int]]) -> None:
     a, b = (RNG.integers(0, 256, (16, 128)).astype(np.uint8) for _ in range(2))
     a[(a & 0x7F) == 0x7F] = 0x7E
     b[(b & 0x7F) == 0x7F] = 0x7E
-    sa, sb = (RNG.integers(*scales, (16, 4)) for _ in range(2))
+    sa, sb = (RNG.integers(low, high, (16, 4)) for low, high in scales)
     spread = 2.0 ** (np.clip(float(sa.mean() + sb.mean()) - 254, -110, 110))
     c = (RNG.standard_normal((16, 16)) * spread * 1e4).astype(np.float32)
     rows, columns = matrix.places(16, 4)
