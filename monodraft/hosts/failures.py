@@ -1,41 +1,112 @@
-"""From a health word to an error that says which rank waited where, for which tag, and what it saw."""
+"""From a health word to an error that says which rank waited where, for which tag, and what it saw.
+
+The health word names the wait that expired first. Where tags are missing in memory after the launch, the first wait of
+the plan that lacks one is named instead: CTAs that gave up still hand over on their way out, so what is missing then is
+what the failed producer owes, and waits further down that happened to expire first are not its place.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 
 from monodraft.device.health import decode
 from monodraft.errors import Fault, StepFailed
-from monodraft.hosts.workspace import Workspace
 from monodraft.plan.step import Plan, Repeat, Stage, Wait
 
+Arrays = Callable[..., np.ndarray]
+"""`arrays(name, layer=0)`: an array of a memory block."""
 
-def failure(plan: Plan, workspace: Workspace, tag: int) -> StepFailed | None:
-    """The error of the step with tag `tag` that just ended, or None where it is healthy."""
-    record = decode(workspace.health_word)
+
+class Memories(Protocol):
+    """What a failure is read from: the health word, and the local and exchange blocks of ranks."""
+
+    @property
+    def health_word(self) -> int: ...
+
+    def blocks(self, rank: int) -> tuple[Arrays, Arrays]:
+        """Local and exchange arrays of a rank."""
+        ...
+
+
+def failure(plan: Plan, memories: Memories, tag: int, ranks: Iterable[int] | None = None) -> StepFailed | None:
+    """The error of the step with tag `tag` that just ended, or None where it is healthy.
+
+    `ranks` are those whose memory can be read, all by default.
+    """
+    record = decode(memories.health_word)
     if record is None:
         return None
-    stage, wait, repeat = plan.place(record.site)
+    ranks = list(range(plan.shape.ranks) if ranks is None else ranks)
+    absent = [rank for rank in ranks if epoch(memories, rank) != tag]
+    rank, site = first_missing(plan, memories, tag, [r for r in ranks if r not in absent]) or (record.rank, record.site)
+    faults = [place_fault(plan, memories, rank, site, tag, rank in ranks)]
+    faults += [Fault(f"rank {each}, epoch", str(epoch(memories, each)), f"{tag}: its kernel ends") for each in absent]
+    return StepFailed("the draft step did not complete in its time", faults)
+
+
+def epoch(memories: Memories, rank: int) -> int:
+    """Epoch of the last launch of a rank that ended."""
+    return int(memories.blocks(rank)[0]("epoch").view(np.uint32)[0])
+
+
+def first_missing(plan: Plan, memories: Memories, tag: int, ranks: Iterable[int]) -> tuple[int, int] | None:
+    """(rank, site) of the first wait in program order whose region lacks the tag, on one of `ranks`."""
+    ranks = list(ranks)
+    for site, (stage, wait, repeat) in enumerate(plan.waits, 1):
+        for rank in ranks:
+            if (waited(plan, memories, rank, stage, wait, repeat) != np.uint32(tag)).any():
+                return rank, site
+    return None
+
+
+def place_fault(plan: Plan, memories: Memories, rank: int, site: int, tag: int, readable: bool = True) -> Fault:
+    """What a wait of a rank wanted and what stands in its region now."""
+    stage, wait, repeat = plan.place(site)
     unit = {Repeat.ONCE: "", Repeat.LAYER: f" of layer {repeat}", Repeat.SLOT: f" of slot {repeat}"}[stage.repeat]
-    where = f"rank {record.rank}, stage {stage.name}{unit}, region {wait.region}"
-    found = seen(plan, workspace, record.rank, wait, stage, repeat, tag)
-    return StepFailed("the draft step did not complete in its time", [Fault(where, found, f"tag {tag}")])
+    where = f"rank {rank}, stage {stage.name}{unit}, region {wait.region}"
+    if not readable:
+        return Fault(where, "another tag (that rank's memory cannot be read from here)", f"tag {tag}")
+    words = waited(plan, memories, rank, stage, wait, repeat)
+    return Fault(where, seen(plan, wait, words, tag), f"tag {tag}")
 
 
-def seen(plan: Plan, workspace: Workspace, rank: int, wait: Wait, stage: Stage, repeat: int, tag: int) -> str:
-    """What stands in a waited-for region now: the first word whose tag is not `tag`."""
-    if wait.poll:
-        tags, what = _pair_tags(plan, workspace, rank, wait, repeat), "pair"
-    else:
-        producer = plan.stage(wait.producer)
-        layer = flag_layer(plan, wait, repeat)
-        tags, what = workspace.local[rank](wait.region, layer)[: producer.owners], "flag"
-    words = tags.view(np.uint32)
+def seen(plan: Plan, wait: Wait, words: np.ndarray, tag: int) -> str:
+    """The first word of a waited-for region whose tag is not `tag`, and who should have written it."""
+    what = "pair" if wait.poll else "flag"
     wrong = np.flatnonzero(words != np.uint32(tag))
     if not len(wrong):
         return f"tag {tag} in all {len(words)} {what}s, but after the deadline"
     first = int(wrong[0])
-    return f"tag {int(words[first])} in {what} {first} ({len(wrong)} of {len(words)} {what}s without the tag)"
+    count = f"{len(wrong)} of {len(words)} {what}s without the tag"
+    return f"tag {int(words[first])} in {what} {first}, from {writer(plan, wait, first)} ({count})"
+
+
+def writer(plan: Plan, wait: Wait, index: int) -> str:
+    """Who writes word `index` of a waited-for region."""
+    shape = plan.shape
+    half = shape.hidden // 2
+    if not wait.poll:
+        return f"CTA {index}"
+    if wait.region == "candidates":
+        # An entry is two pairs: score and id.
+        rank, cta = divmod(index // 2 % (shape.ranks * shape.ctas), shape.ctas)
+        return f"rank {rank}, CTA {cta}"
+    if wait.region.endswith(".sum"):
+        return f"rank {index % half // (half // shape.ranks)}"
+    part = shape.rows * half // (shape.ranks if shape.two_stage else 1)
+    return f"rank {index // part}"
+
+
+def waited(plan: Plan, memories: Memories, rank: int, stage: Stage, wait: Wait, repeat: int) -> np.ndarray:
+    """uint32 tags in the region that a wait of `rank` watches, all of them."""
+    local, exchange = memories.blocks(rank)
+    if wait.poll:
+        return _pair_tags(plan, exchange, wait, repeat).view(np.uint32)
+    owners = plan.stage(wait.producer).owners
+    return local(wait.region, flag_layer(plan, wait, repeat))[:owners].view(np.uint32)
 
 
 def flag_layer(plan: Plan, wait: Wait, repeat: int) -> int:
@@ -45,13 +116,12 @@ def flag_layer(plan: Plan, wait: Wait, repeat: int) -> int:
     return repeat if plan.stage(wait.producer).repeat is Repeat.LAYER else 0
 
 
-def _pair_tags(plan: Plan, workspace: Workspace, rank: int, wait: Wait, repeat: int) -> np.ndarray:
+def _pair_tags(plan: Plan, exchange: Arrays, wait: Wait, repeat: int) -> np.ndarray:
     shape = plan.shape
-    view = workspace.exchange[rank]
     if wait.region == "candidates":
-        words = view("candidates").reshape(-1, shape.ranks * shape.ctas, 2, 2)
+        words = exchange("candidates").reshape(-1, shape.ranks * shape.ctas, 2, 2)
         first = repeat * shape.requests
         return np.ascontiguousarray(words[first : first + shape.requests, ..., 1].reshape(-1))
     parts = 1 if shape.two_stage else shape.ranks
-    pairs = view(wait.region, repeat).reshape(-1, 2)[: parts * shape.rows * shape.hidden // 2]
+    pairs = exchange(wait.region, repeat).reshape(-1, 2)[: parts * shape.rows * shape.hidden // 2]
     return np.ascontiguousarray(pairs[:, 1])

@@ -97,6 +97,10 @@ class Workspace:
         """The health word as the kernels left it."""
         return int(self.health.array[0])
 
+    def blocks(self, rank: int) -> tuple[View, View]:
+        """Local and exchange arrays of a rank."""
+        return self.local[rank], self.exchange[rank]
+
     def reset(self) -> None:
         """After a failure: clear the health word and set every rank's epoch past all tags that may be in memory."""
         self.health.array[:] = HEALTHY

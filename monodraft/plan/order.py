@@ -32,15 +32,7 @@ class Turn:
 
 def turns(plan: Plan) -> list[Turn]:
     """Stage runs of one launch, in program order."""
-    found: list[tuple[Stage, int]] = []
-    stages = list(plan.stages)
-    while stages:
-        repeat = stages[0].repeat
-        together = [stages.pop(0)]
-        while repeat is not Repeat.ONCE and stages and stages[0].repeat is repeat:
-            together.append(stages.pop(0))
-        found += [(stage, turn) for turn in range(plan.repeats(together[0])) for stage in together]
-    return [Turn(index, stage, repeat) for index, (stage, repeat) in enumerate(found)]
+    return [Turn(index, stage, repeat) for index, (stage, repeat) in enumerate(plan.turns)]
 
 
 class Order:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
 
 from monodraft.plan.shape import TILE, StepShape
+
+STAGGER = 10_000
+"""Ticks (10 ns) by which the deadline of a wait lies after that of the wait before it in program order: 0.1 ms, more
+than the 64 rounds (some 0.04 ms) between two looks at the clock."""
 
 
 class Repeat(StrEnum):
@@ -87,23 +92,35 @@ class Plan:
         return {Repeat.ONCE: 1, Repeat.LAYER: self.shape.layers, Repeat.SLOT: self.shape.block}[stage.repeat]
 
     @cached_property
+    def turns(self) -> tuple[tuple[Stage, int], ...]:
+        """(stage, layer or slot) of a launch in program order: stages of a layer take turns, layer after layer."""
+        found: list[tuple[Stage, int]] = []
+        for repeat, group in groupby(self.stages, lambda stage: stage.repeat):
+            together = list(group)
+            if repeat is Repeat.ONCE:
+                found += [(stage, 0) for stage in together]
+            else:
+                found += [(stage, turn) for turn in range(self.repeats(together[0])) for stage in together]
+        return tuple(found)
+
+    @cached_property
+    def waits(self) -> tuple[tuple[Stage, Wait, int], ...]:
+        """(stage, wait, layer or slot) of every wait of a launch, in program order; wait i has site number i + 1."""
+        return tuple((stage, wait, repeat) for stage, repeat in self.turns for wait in stage.waits)
+
+    @cached_property
     def sites(self) -> dict[str, tuple[int, int]]:
-        """Number of each wait, `stage<region or producer`: (first, step a layer or slot). Never 0."""
-        numbers, top = {}, 1
-        for stage in self.stages:
-            for wait in stage.waits:
-                numbers[f"{stage.name}<{wait.key}"] = (top, 1)
-                top += self.repeats(stage)
-        return numbers
+        """Number of each wait, `stage<region or producer`: (first, step a layer or slot). Never 0, later waits more."""
+        numbers: dict[str, list[int]] = {}
+        for number, (stage, wait, _) in enumerate(self.waits, 1):
+            numbers.setdefault(f"{stage.name}<{wait.key}", []).append(number)
+        return {name: (all_[0], all_[1] - all_[0] if len(all_) > 1 else 1) for name, all_ in numbers.items()}
 
     def place(self, site: int) -> tuple[Stage, Wait, int]:
         """Stage, wait and layer (or slot) of a wait's number. Raises ValueError for a number that no wait has."""
-        for stage in self.stages:
-            for wait in stage.waits:
-                first = self.sites[f"{stage.name}<{wait.key}"][0]
-                if first <= site < first + self.repeats(stage):
-                    return stage, wait, site - first
-        raise ValueError(f"no wait has number {site}")
+        if not 1 <= site <= len(self.waits):
+            raise ValueError(f"no wait has number {site}")
+        return self.waits[site - 1]
 
     @cached_property
     def record(self) -> tuple[tuple[str, str, str], ...]:

@@ -19,7 +19,7 @@ def wait_stage(step: Step, stage: str, producer: str, layer: Any = 0, of: Any = 
     step.note("wait", stage, region)
     base = step.local.at(region, layer if of is None else of)
     owners = step.plan.stage(producer).owners
-    dw.wait_flags(step.geo, base, owners, step.tag, step.bound, step.site(f"{stage}<{producer}", layer))
+    dw.wait_flags(step.geo, base, owners, step.tag, *step.limits(f"{stage}<{producer}", layer))
 
 
 @dw.traced
@@ -64,8 +64,8 @@ def sum_slice(step: Step, stage: str, source: str, target: str, layer: Any, t: A
     step.note("poll", stage, source)
     first = step.own.at(source, layer) + fx.Int64(t) * row_bytes
     bases = [first + shape.rows * row_bytes * rank for rank in range(shape.ranks)]
-    site = step.site(f"{stage}<{source}", layer)
-    words = dw.poll_rows(bases, fx.thread_idx.x * 8, 8, step.tag, step.bound, site, nbytes=row_bytes)
+    limits = step.limits(f"{stage}<{source}", layer)
+    words = dw.poll_rows(bases, fx.thread_idx.x * 8, 8, step.tag, *limits, nbytes=row_bytes)
     total = unpack_pairs(words[0])
     for part in words[1:]:
         total = [a + b for a, b in zip(total, unpack_pairs(part), strict=True)]
@@ -81,9 +81,9 @@ def sum_rows(step: Step, stage: str, region: str, layer: Any, t: Any) -> list[An
     the sums of a two-stage one."""
     step.note("poll", stage, region)
     part = step.shape.rows * step.shape.hidden * 4
-    first = step.own.at(region, layer)
+    first, limits = step.own.at(region, layer), step.limits(f"{stage}<{region}", layer)
     if step.shape.two_stage:
         whole = replace(step.geo, ranks=1)
-        return dw.row_sum4(whole, [first], t, step.tag, step.bound, step.site(f"{stage}<{region}", layer))
+        return dw.row_sum4(whole, [first], t, step.tag, *limits)
     partials = [first + part * rank for rank in range(step.shape.ranks)]
-    return dw.row_sum4(step.geo, partials, t, step.tag, step.bound, step.site(f"{stage}<{region}", layer))
+    return dw.row_sum4(step.geo, partials, t, step.tag, *limits)

@@ -256,9 +256,9 @@ def take(step: Step, slot: Any) -> None:
     for request in range(step.shape.requests):
         step.note("poll", "chain", "candidates")
         base = candidates(step, step.own, slot, fx.Int32(request))
-        site = step.site("chain<candidates", slot)
+        limits = step.limits("chain<candidates", slot)
         words = dw.poll_rows(
-            [base], fx.thread_idx.x * 2 * each, 2 * each, step.tag, step.bound, site, nbytes=candidate_bytes(step)
+            [base], fx.thread_idx.x * 2 * each, 2 * each, step.tag, *limits, nbytes=candidate_bytes(step)
         )[0]
         picks: list[Pick] = []
         for i in range(each):

@@ -14,7 +14,7 @@ from monodraft.device.scalars import pinned
 from monodraft.plan.layout import Block, exchange_block, local_block, weight_block
 from monodraft.plan.lds import LdsMap
 from monodraft.plan.shape import StepShape
-from monodraft.plan.step import Plan
+from monodraft.plan.step import STAGGER, Plan
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,15 @@ class Step:
         )
 
     def site(self, stage: str, layer: Any = 0) -> Any:
-        """Number of a stage's wait, as `Plan.site` gives it: an int, or Int32 for a traced layer."""
+        """Number of a stage's wait, as `Plan.sites` gives it: an int, or Int32 for a traced layer."""
         first, stride = self.plan.sites[stage]
         return first + layer * stride if isinstance(layer, int) else layer * stride + first
+
+    def limits(self, stage: str, layer: Any = 0) -> tuple[dw.Bound, Any]:
+        """Bound and number of a stage's wait. Later waits of a launch have later deadlines, `STAGGER` ticks each: of
+        all CTAs that a fault holds up, those that wait for the fault itself expire first and say so."""
+        site = self.site(stage, layer)
+        return replace(self.bound, deadline=self.bound.deadline + fx.Int64(site) * STAGGER), site
 
     def note(self, kind: str, stage: str, region: str) -> None:
         """Record a put, poll, publish or wait."""
