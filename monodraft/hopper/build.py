@@ -76,16 +76,17 @@ def cache_folder() -> Path:
     return Path(base) / "hopper"
 
 
-def compile_source(options: list[str]) -> bytes:
-    """The cubin of step.cu for sm_90a. A compiler error is ours: RuntimeError with its log."""
+def compile_source(options: list[str], source: str | None = None) -> bytes:
+    """The cubin of step.cu (or `source`) for sm_90a. A compiler error is ours: RuntimeError with its log."""
     rtc = nvrtc()
+    text = (SOURCES / "step.cu").read_bytes() if source is None else source.encode()
     included = headers()
     # NVRTC matches an include by the text between the quotes, whatever folder the including file is in.
     included |= {f"../{name}": text for name, text in headers().items()}
     included |= {name.rpartition("/")[2]: text for name, text in headers().items()}
     program = checked(
         rtc.nvrtcCreateProgram(
-            (SOURCES / "step.cu").read_bytes(),
+            text,
             b"step.cu",
             len(included),
             list(included.values()),

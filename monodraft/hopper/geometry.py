@@ -99,7 +99,6 @@ class Geometry:
             faults.append(Fault("rows", str(rows), f"at least the block size {config.block_size}"))
         if max_positions + config.block_size > config.max_positions:
             longest = config.max_positions - config.block_size
-            longest = config.max_positions - config.block_size
             wanted = f"at most {longest}: the drafter's {config.max_positions}, less a block"
             faults.append(Fault("max_positions", str(max_positions), wanted))
         if faults:
