@@ -7,6 +7,7 @@ says on which engine and over which seeds; seed 0 is round-robin, the others ran
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,6 +110,15 @@ def flags_deliver_every_word_over_ranks(dw: Any, effort: Effort) -> None:
     for ranks in (2, 3):
         for trial in trials(effort.share(2), launches=2):
             delivered(handoffs.run_ring(program, trial, ranks), trial)
+
+
+@check
+def a_sum_over_lanes_after_the_wait_is_whole(dw: Any, effort: Effort) -> None:
+    """Half of a wave's lanes are served long before the others: a sum over lanes after the wait sees them all."""
+    rows = sibling(dw, "rows")
+    program = body_program(handoffs.halves_body(dw, rows._wave_sum), GEO)
+    for trial in trials(effort, launches=2):
+        delivered(handoffs.run_halves(program, trial, 3000), trial)
 
 
 @check
@@ -236,7 +246,7 @@ def record_is_whole(dw: Any, effort: Effort) -> None:
 @check
 def a_wave_fails_as_a_whole(dw: Any, effort: Effort) -> None:
     """One lane's word is missing: `_spin` says so in all 64 lanes of that wave, and DONE in the other wave."""
-    spin = body_program(probes_of(dw).PROBES["_spin"], GEO)
+    spin = body_program(sibling(dw, "probes").PROBES["_spin"], GEO)
     for schedule in schedules(effort.share(1, 8)):
         a = np.full(GEO.threads, 9, np.int32)
         a[70] = 8
@@ -252,8 +262,6 @@ def a_wave_fails_as_a_whole(dw: Any, effort: Effort) -> None:
         np.testing.assert_array_equal(found["b"], np.repeat([0, 1], 64))
 
 
-def probes_of(dw: Any) -> Any:
-    """The probes of the same copy of the package."""
-    import importlib
-
-    return importlib.import_module(dw.__name__.removesuffix("words") + "probes")
+def sibling(dw: Any, module: str) -> Any:
+    """Another module of the same copy of the package."""
+    return importlib.import_module(dw.__name__.removesuffix("words") + module)

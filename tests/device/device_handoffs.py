@@ -95,6 +95,30 @@ def exchange_body(dw: Any, n: int) -> probes.Body:
     return body
 
 
+def halves_body(dw: Any, wave_sum: Callable[[Any], Any]) -> probes.Body:
+    """CTA 1 sends a pair to every lane of CTA 0, n ticks apart for the two halves of a wave; CTA 0 adds over its lanes.
+
+    a: mailbox [threads] pairs; b: the sum, in every lane.
+    """
+
+    @dw.traced
+    def body(p: probes.Arguments) -> None:
+        bound = dw.Bound.start(p.bound.health, p.bound.rank, p.bound.deadline)
+        if fx.block_idx.x == 1:
+            start = dw.clock()
+            now = start
+            if p.tid % 64 < 32:
+                while now - start < fx.Int64(p.n):
+                    now = dw.clock()
+            pair = fx.Vector.from_elements([value(1, p.tid, p.tag) & 0xFFFF, p.tag], fx.Int32)
+            dw.st(p.a, p.tid * 2, pair, cm=dw.CM_DEV)
+        else:
+            (word,) = dw.poll_pairs(p.a, p.tid, 1, p.tag, bound, PAIR_SITE, cm=dw.CM_DEV)
+            dw.st(p.b, p.tid, wave_sum(word.to(fx.Float32)))
+
+    return body
+
+
 def rows_body(dw: Any, ranks: int, n: int) -> probes.Body:
     """Every rank sends n pairs a lane to every rank, EPOCHS times over two regions in turn, and copies them to b.
 
@@ -297,6 +321,21 @@ def run_exchange(program: Any, trial: Trial, n: int) -> Outcome:
 
     arguments = [boxes, out, spare, spare, 0]
     return attempt(trial, program, memory, lambda rank: arguments, right, epochs=EPOCHS, ctas=2)
+
+
+def run_halves(program: Any, trial: Trial, delay: int) -> Outcome:
+    """`halves_body`: half of the lanes get their pairs `delay` ticks late."""
+    memory = ex.Memory(ranks=1)
+    boxes = memory.array(0, "mailbox", trial.memory((THREADS, 2), 1, 1))
+    out = memory.array(0, "out", np.zeros(THREADS, np.float32))
+    spare = memory.array(0, "spare", np.zeros(4, np.int32))
+
+    def right(tags: list[int]) -> bool:
+        words = wanted_words(1, np.arange(THREADS), tags[0]) & 0xFFFF
+        return bool((out.array.reshape(-1, 64) == words.reshape(-1, 64).sum(1, keepdims=True)).all())
+
+    arguments = [boxes, out, spare, spare, delay]
+    return attempt(trial, program, memory, lambda rank: arguments, right, ctas=2)
 
 
 def run_rows(program: Any, trial: Trial, ranks: int, n: int) -> Outcome:

@@ -212,6 +212,13 @@ SABOTAGES = [
         "a_wave_fails_as_a_whole",
     ),
     Sabotage(
+        "spin-heeds-lane-0-only",
+        WAITS,
+        "        still = fly.ballot(pending(values)) != 0\n",
+        "        still = (fly.ballot(pending(values)) & 1) != 0\n",
+        "a_sum_over_lanes_after_the_wait_is_whole",
+    ),
+    Sabotage(
         "spin-never-done",
         WAITS,
         "failed = still.select(verdict, fx.Int32(DONE))",
