@@ -13,7 +13,7 @@ import numpy as np
 from monodraft.errors import Fault
 from monodraft.executor.errors import BadLaunch
 from monodraft.executor.memory import Memory, Region
-from monodraft.executor.program import Parameter, Pointer, Program, Scalar, leaves
+from monodraft.executor.program import Parameter, Pointer, Program, Scalar, Struct, leaves
 
 # NumPy has no name for these; their bytes travel in an unsigned integer of the same size (ml_dtypes has them by name).
 SIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e8m0fnu": 1, "bool": 1}
@@ -88,6 +88,8 @@ def one_argument(parameter: Parameter, value: Any, rank: int, memory: Memory, pr
     if region is not None:
         return Words(parameter.name, (address_word(parameter, region.address),), region, array)
     kind = parameter.types[0]
+    if isinstance(kind, Struct) and len(parameter.types) == 1:
+        return Words(parameter.name, struct_words(kind, value))
     if len(parameter.types) != 1 or not isinstance(kind, Scalar | Pointer):
         raise ValueError(wanted(parameter))
     if isinstance(kind, Pointer):
@@ -150,6 +152,24 @@ def scalar_word(kind: Scalar, value: Any) -> int:
     if not -(1 << (kind.bits - 1)) <= number < 1 << kind.bits:
         raise ValueError(f"an integer of {kind.bits} bits")
     return number & ((1 << kind.bits) - 1)
+
+
+def struct_words(kind: Struct, value: Any) -> tuple[int, ...]:
+    """A struct from its numbers in order, nested or flat; a single number for a struct of one. What a dump's launcher
+    takes for the sizes and strides of a tensor."""
+    numbers = flat(value)
+    parts = leaves(kind)
+    if len(numbers) != len(parts):
+        raise ValueError(f"{len(parts)} numbers for {kind}")
+    return tuple(
+        scalar_word(part, number) for part, number in zip(parts, numbers, strict=True) if isinstance(part, Scalar)
+    )
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [number for each in value for number in flat(each)]
+    return [value]
 
 
 def tensor_words(parameter: Parameter, region: Region) -> tuple[int, ...]:

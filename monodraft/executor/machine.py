@@ -486,7 +486,7 @@ def smallest_access(dispatch: Dispatch) -> int:
     function = dispatch.program.kernel
     for block in function.blocks:
         for op in block.ops:
-            if "load" in op.name:
+            if "load" in op.name and op.results:
                 sizes += [leaf.bytes for leaf in leaves(function.types[op.results[0]])]
             elif "store" in op.name:
                 sizes += [leaf.bytes for leaf in leaves(function.types[op.operands[0]])]

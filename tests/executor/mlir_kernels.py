@@ -11,6 +11,7 @@ import monodraft.executor as ex
 MODULE = """
 module attributes {{gpu.container_module}} {{
   gpu.module @kernels {{
+    llvm.mlir.global external @lds() {{addr_space = 3 : i32, alignment = 16 : i64}} : !llvm.array<1024 x i8>
     llvm.func @k({parameters}) attributes {{gpu.kernel, rocdl.kernel}} {{
       %t = rocdl.workitem.id.x : i32
 {loads}
@@ -49,7 +50,11 @@ def program(body: str, inputs: dict[str, str], result: str) -> ex.Program:
 
 
 def run(
-    body: str, inputs: dict[str, tuple[str, np.ndarray]], result: tuple[str, Any], engine: str = "reference"
+    body: str,
+    inputs: dict[str, tuple[str, np.ndarray]],
+    result: tuple[str, Any],
+    engine: str = "reference",
+    schedule: ex.Schedule | None = None,
 ) -> np.ndarray:
     """The 64 results, with the dtype (or bytes per lane) of `result`. Inputs are arrays of 64 lanes."""
     lowered = program(body, {name: kind for name, (kind, _) in inputs.items()}, result[0])
@@ -57,5 +62,5 @@ def run(
     regions = [memory.array(0, name, array) for name, (_, array) in inputs.items()]
     shape = result[1] if isinstance(result[1], np.ndarray) else np.zeros(64, result[1])
     out = memory.array(0, "out", np.zeros_like(shape))
-    ex.run(ex.Launch(lowered, [*regions, out]), memory=memory, engine=engine)  # type: ignore[arg-type]
+    ex.run(ex.Launch(lowered, [*regions, out]), memory=memory, engine=engine, schedule=schedule)  # type: ignore[arg-type]
     return out.array.copy()

@@ -61,6 +61,17 @@ def test_a_dump_runs_like_the_traced_module() -> None:
     assert handoffs.run(again, ex.Schedule.random(2))[0]
 
 
+def test_a_dump_takes_tensors_as_addresses_sizes_and_strides() -> None:
+    a, b = np.arange(600, dtype=np.float32), np.zeros(600, np.float32)
+    again = ex.read_mlir(ex.lower(launchers.scale, a, b, 600, 1.0, 3).text)
+    memory = ex.Memory()
+    x, y = memory.array(0, "x", a), memory.array(0, "y", b)
+    ex.run(ex.Launch(again, (x, 600, y, [600], 600, 2.0)), memory=memory)
+    np.testing.assert_array_equal(y.array, a * 2 + 3)
+    with pytest.raises(ex.BadLaunch, match=r"argument arg1: .* wanted 1 numbers"):
+        ex.run(ex.Launch(again, (x, (600, 1), y, [600], 600, 2.0)), memory=memory)
+
+
 def test_lowering_by_flydsl_dump() -> None:
     """The way for versions of FlyDSL whose internals differ: documented variables only."""
     from monodraft.executor.lower import bind, environment, lower_by_dump

@@ -30,6 +30,13 @@ def test_a_correct_handoff_survives_everything() -> None:
         assert handoffs.run(lowered, ex.Schedule.adversarial(seed, delay="store"))[0]
 
 
+def test_a_correct_handoff_between_ranks_survives_a_starved_rank() -> None:
+    lowered = handoffs.program(Handoff())
+    for seed in range(4):
+        schedule = ex.Schedule.adversarial(seed, starve="rank")
+        assert handoffs.run(lowered, schedule, ranks=2, data_rank=1)[0]
+
+
 # sabotage, the switch that shows it, and whether the plain model (that switch off) is blind to it
 SABOTAGE = {
     "no drain before the flag": (Handoff(drain=False), "delayed_stores"),

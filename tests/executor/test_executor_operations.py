@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import monodraft.executor as ex
 from monodraft.executor import numerics
 from monodraft.executor.operations import KNOWN
 
@@ -240,6 +241,31 @@ def test_scalar_buffer_load_through_a_resource_in_words() -> None:
     assert (got == I[9]).all()
     past = mlir_kernels.run(body.replace("constant(36", "constant(40"), {"a": ("i32", I)}, ("i32", np.int32))
     assert (past == 0).all()
+
+
+def load_to_lds(wait: str) -> str:
+    """Lane t's 16 bytes at 16 t of a go to LDS; it reads back the first word of lane t ^ 1."""
+    return (
+        "%s = llvm.mlir.constant(0 : i16) : i16\n%n = llvm.mlir.constant(1024 : i64) : i64\n"
+        "%f = llvm.mlir.constant(159744 : i32) : i32\n%z = llvm.mlir.constant(0 : i32) : i32\n"
+        "%w = llvm.mlir.constant(16 : i32) : i32\n%i = llvm.mlir.constant(1 : i32) : i32\n"
+        "%x = rocdl.make.buffer.rsrc %p_a, %s, %n, %f : <1> to <8>\n"
+        "%l = llvm.mlir.addressof @lds : !llvm.ptr<3>\n%o = llvm.mul %t, %w : i32\n"
+        f"rocdl.raw.ptr.buffer.load.lds %x, %l, %w, %o, %z, %z, 0\n{wait}\n"
+        "%q = llvm.xor %t, %i : i32\n%y = llvm.mul %q, %w : i32\n"
+        "%g = llvm.getelementptr %l[%y] : (!llvm.ptr<3>, i32) -> !llvm.ptr<3>, i8\n"
+        "%r = llvm.load %g {alignment = 4 : i64} : !llvm.ptr<3> -> i32"
+    )
+
+
+def test_load_to_lds_needs_its_wait() -> None:
+    a = np.arange(256, dtype=np.int32)
+    inputs = {"a": ("i32", a)}
+    for schedule in (ex.Schedule.round_robin(), ex.Schedule.random(1), ex.Schedule.random(2)):
+        got = mlir_kernels.run(load_to_lds("rocdl.s.waitcnt 3952"), inputs, ("i32", np.int32), schedule=schedule)
+        np.testing.assert_array_equal(got, 4 * (LANE ^ 1))
+    with pytest.raises(ex.UninitialisedRead):
+        mlir_kernels.run(load_to_lds(""), inputs, ("i32", np.int32), schedule=ex.Schedule.random(1))
 
 
 ASSEMBLY = {

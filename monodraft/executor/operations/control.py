@@ -54,31 +54,38 @@ def hint(use: Use) -> list[str]:
 
 
 # Assembly with a known meaning. Waits are spelt as the assembler takes them.
-IGNORED = ("s_nop", "s_setprio", "s_icache_inv", "s_sched", ";", "//")
+IGNORED = ("s_nop", "s_setprio", "s_icache_inv", "s_sched")
 
 
 @known("llvm.inline_asm", kind="asm", effect=True)
 def assembly(use: Use) -> str | list[str]:
-    """Only texts with a known meaning: empty ones (a value passes through), waits, sleeps, cache operations."""
-    text = " ".join(str(use.attributes["asm_string"]).split())
+    """Only texts with a known meaning: empty ones (a value passes through), waits, sleeps, barriers, cache operations,
+    one on each line."""
+    lines = [line.partition(";")[0].partition("//")[0] for line in str(use.attributes["asm_string"]).splitlines()]
+    texts = [text for line in lines if (text := " ".join(line.split()))]
     if use.op.results and not isinstance(use.result, Void):
-        return pass_through(use, text)
-    if not text or text.startswith(IGNORED):
+        return pass_through(use, " ".join(texts))
+    return [statement for text in texts for statement in instruction(use, text)]
+
+
+def instruction(use: Use, text: str) -> list[str]:
+    """One line of assembly without a result."""
+    if text.startswith(IGNORED):
         return []
     if text.startswith("s_waitcnt"):
         return [wait_statement(text)]
     if text.startswith("s_sleep"):
         return [f"w.sleep({int(text.split()[1], 0)}, {use.op.place})", "yield POLL"]
     caches = {
-        "buffer_wbl2 sc1": "w.fence(2, False, True)",
-        "buffer_wbl2 sc0 sc1": "w.fence(3, False, True)",
-        "buffer_inv sc1": "w.fence(2, True, False)",
-        "buffer_inv sc0 sc1": "w.fence(3, True, False)",
-        "s_barrier": f"w.barrier(m, pending, {use.op.place})",
+        "buffer_wbl2 sc1": ["w.fence(2, False, True)"],
+        "buffer_wbl2 sc0 sc1": ["w.fence(3, False, True)"],
+        "buffer_inv sc1": ["w.fence(2, True, False)"],
+        "buffer_inv sc0 sc1": ["w.fence(3, True, False)"],
+        "s_barrier": [f"w.barrier(m, pending, {use.op.place})", "yield BARRIER"],
     }
     if text not in caches:
         raise NotKnown(f"inline assembly {text!r}")
-    return [caches[text], *(["yield BARRIER"] if text == "s_barrier" else [])]
+    return caches[text]
 
 
 BINARY = {

@@ -105,6 +105,17 @@ def scalar_load(use: Use) -> str:
     return f"w.load_buffer({resource}, {use.operands[1]}, {zero}, {shape}, {scope}, m, {use.op.place})"
 
 
+@known("llvm.amdgcn.raw.ptr.buffer.load.lds", kind="load", effect=True)
+def buffer_load_to_lds(use: Use) -> list[str]:
+    """Operands: resource, LDS address, bytes a lane, offset, scalar offset, immediate offset."""
+    resource, target, _, offset, base, _ = use.operands[:6]
+    size, immediate = use.literal(2), use.literal(5)
+    if size not in (4, 12, 16):
+        raise NotKnown(f"a load to LDS of {size} bytes a lane")
+    scope = use.constant(buffer_scope(aux_bits(use)))
+    return [f"w.load_to_lds({resource}, {target}, {size}, {offset}, {base}, {immediate}, {scope}, m, {use.op.place})"]
+
+
 ATOMICS = (
     "xchg",
     "add",

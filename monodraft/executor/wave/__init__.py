@@ -1,8 +1,7 @@
 """One wave: what generated code calls for everything that is not arithmetic. One file a concern."""
 
-from monodraft.executor.wave.buffers import Buffers
-from monodraft.executor.wave.local import LocalMemory
+from monodraft.executor.wave.direct import DirectToLds
 
 
-class Wave(Buffers, LocalMemory):
+class Wave(DirectToLds):
     """64 lanes in lockstep, with their memory."""
