@@ -1,0 +1,90 @@
+"""The kernel as it is compiled: its hand-offs are the plan's, its loops keep their polls, it fits a compute unit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import monodraft.executor as ex
+from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
+from monodraft.cli.app import app
+from monodraft.device.lint import lint
+from monodraft.errors import KernelError
+from monodraft.plan.shape import AllReduce, StepShape
+from monodraft.plan.step import Plan
+from monodraft.stages.compile import check_record, compile_plan, resources
+from monodraft.stages.step import launcher, placeholders
+from monodraft.testing import random_config
+
+pytestmark = pytest.mark.compile_only
+
+M31 = {
+    "hidden_size": 6144, "num_layers": 5, "head_dim": 128, "num_heads": 64, "num_kv_heads": 4, "ffn_size": 12288,
+    "vocab_size": 200064, "markov_rank": 256, "windows": (4096,) * 5, "target_layer_ids": (3, 17, 31, 45, 59),
+    "max_positions": 524288,
+}  # fmt: skip
+
+
+def plan(config: DraftConfig | None = None, **options: object) -> Plan:
+    return Plan(StepShape(config or random_config(), **{"ctas": 4, "positions": 512, **options}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        plan(ranks=2, requests=2),
+        plan(requests=0),
+        plan(context_rows=0, ranks=4, all_reduce=AllReduce.TWO_STAGE),
+        plan(random_config(Family.QWEN3, markov=MarkovKind.RNN, has_confidence=False), sampled=True),
+    ],
+    ids=["two requests", "commit only", "two stages", "rnn, sampled"],
+)
+def test_what_is_traced_is_what_is_planned(each: Plan) -> None:
+    record: list[tuple[str, str, str]] = []
+    ex.lower(launcher(each, record), *placeholders())
+    check_record(each, record)
+    assert record == list(each.record)
+
+
+def test_a_hand_off_that_is_not_planned_is_named() -> None:
+    each = plan()
+    record = list(each.record)
+    with pytest.raises(KernelError, match="hand-off 3"):
+        check_record(each, [*record[:3], ("wait", "o", "flags.qkv"), *record[4:]])
+    with pytest.raises(KernelError, match="found nothing"):
+        check_record(each, record[:-1])
+    with pytest.raises(KernelError, match="wanted nothing"):
+        check_record(each, [*record, record[0]])
+
+
+def test_compiled_kernel_fits_and_lints_clean() -> None:
+    compiled = compile_plan(plan(ranks=2, requests=2))
+    used = resources(compiled.isa)
+    assert not used.faults()
+    assert used.vgpr_spills == used.scratch_bytes == 0
+    assert not lint(compiled.isa)
+    assert compiled.code_object is not None or compiled.missing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requests", [1, 2])
+def test_released_m31_at_4_ranks_fits_a_compute_unit(requests: int) -> None:
+    compiled = compile_plan(plan(random_config(**M31), ranks=4, ctas=256, requests=requests, positions=8192))
+    used = resources(compiled.isa)
+    assert not used.faults(), used
+    assert not lint(compiled.isa)
+
+
+@pytest.mark.slow
+def test_command_writes_assembly_and_report(tmp_path: Path) -> None:
+    out = tmp_path / "compiled"
+    result = CliRunner().invoke(app, ["compile", "--ranks", "2", "--ctas", "8", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    report = json.loads((out / "report.json").read_text())
+    assert report["fits"]
+    assert report["resources"]["scratch_bytes"] == 0
+    assert set(report["ranks"]) == {"0", "1"}
+    assert "v_mfma_scale_f32_16x16x128_f8f6f4" in (out / "draft.s").read_text()
