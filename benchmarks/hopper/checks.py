@@ -10,6 +10,7 @@ from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.drafter import Anchor, ContextRows
 from monodraft.errors import StepFailed
+from monodraft.hopper.bench.kernels import features
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.step import Form
 from monodraft.reference.drafter import ReferenceDrafter
@@ -27,11 +28,6 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """Relative error in the 2-norm; NaN stays NaN."""
     found, wanted = found.double().cpu(), wanted.double().cpu().view_as(found)
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
-
-
-def features(config: DraftConfig, rows: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randn(rows, config.feature_size, device="cuda", generator=generator).bfloat16()
 
 
 def pair_of(
@@ -179,19 +175,6 @@ def bounded(ours: HopperDrafter, anchors: list[Anchor], cta: int, stage: int) ->
     name = ours.step.plan[stage].name
     named = f"stage {name}," in message and f"CTA {cta}:" in message
     return {"stage": name, "cta": cta, "named": named, "refused": refused, "right": again == wanted, "message": message}
-
-
-def prepared(
-    config: DraftConfig, weights: DraftWeights, mxfp8: bool, length: int, **options: object
-) -> tuple[HopperDrafter, list[Anchor]]:
-    """A drafter with one request of `length` committed positions, projected already."""
-    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=2, **options)  # type: ignore[arg-type]
-    ours.open(0)
-    for start in range(0, length, 256):
-        ours.commit([ContextRows(0, start, features(config, min(256, length - start), start))])
-    anchors = [Anchor(0, 11, length)]
-    ours.propose(anchors)
-    return ours, anchors
 
 
 def bounded_chain(ours: HopperDrafter, position: int, count: int = 100) -> dict[str, float]:

@@ -25,17 +25,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import generation
-import shapes
-import timing
-from baselines import draft_step
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
+from monodraft.hopper.bench import shapes, timing
+from monodraft.hopper.bench.kernels import PEER, longest, prepared, pytorch_times, timed
 from monodraft.hopper.build import build, toolkit_version
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.geometry import Geometry
-from monodraft.hopper.plan import CONTEXT_STAGES, step_bytes
+from monodraft.hopper.plan import CONTEXT_STAGES
 from monodraft.hopper.step import Form
 from monodraft.testing import random_config
 from monodraft.testing import random_weights as small_weights
@@ -86,16 +85,16 @@ def small() -> None:
     guarded("stages pair m3.1 w8a16, 2 requests", lambda: checks.stages(config, weights, True, [130, 33], rows=16))
     guarded("stages pair m3.1 bf16, empty context", lambda: checks.stages(config, weights, False, [0]))
     for mxfp8 in (False, True):
-        ours, anchors = checks.prepared(config, weights, mxfp8, 600, max_positions=2048, bound_seconds=0.05)
+        ours, anchors = prepared(config, weights, mxfp8, 600, max_positions=2048, bound_seconds=0.05)
         label = "w8a16" if mxfp8 else "bf16"
         guarded(f"forms agree {label}", lambda o=ours, a=anchors: checks.forms_agree(o, a))  # type: ignore[misc]
         guarded(f"100 repeats differing {label}", lambda o=ours, a=anchors: checks.repeats(o, a))  # type: ignore[misc]
         guarded(f"bounded chain {label}", lambda o=ours: checks.bounded_chain(o, 600))  # type: ignore[misc]
     for name, changed in skewed(weights).items():
-        ours, anchors = checks.prepared(config, changed, True, 40, max_positions=2048, bound_seconds=0.05)
+        ours, anchors = prepared(config, changed, True, 40, max_positions=2048, bound_seconds=0.05)
         guarded(f"bounded chain, {name}", lambda o=ours: checks.bounded_chain(o, 40))  # type: ignore[misc]
         record(f"first tokens, {name}", ours.propose(anchors)[0].tokens.tolist())
-    ours, anchors = checks.prepared(config, weights, True, 600, max_positions=2048, bound_seconds=0.05)
+    ours, anchors = prepared(config, weights, True, 600, max_positions=2048, bound_seconds=0.05)
     for cta, stage in (
         (5, CONTEXT_STAGES),
         (131, CONTEXT_STAGES + 1),
@@ -103,11 +102,6 @@ def small() -> None:
         (77, len(ours.step.plan) - 4),
     ):
         guarded(f"bound, CTA {cta} stage {stage}", lambda c=cta, s=stage: checks.bounded(ours, anchors, c, s))  # type: ignore[misc]
-
-
-def longest(context: int) -> int:
-    """The plan's longest context: one build for the checks and for the times at 1k."""
-    return max(2048, context + 64)
 
 
 def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> float:
@@ -164,22 +158,6 @@ def full(names: list[str]) -> None:
             torch.cuda.empty_cache()
 
 
-def timed(ours: HopperDrafter, form: Form, context: int) -> dict[str, object]:
-    """Time of a step by graph replay, and what it reads."""
-    ours.step.form = form
-    graph = ours.step.capture(context=False)
-    result: dict[str, object] = dict(timing.microseconds(graph.replay))
-    ours.workspace.results()
-    parts = step_bytes(ours.geometry, context=context, bounded=ours.step.bounded)
-    total, median = sum(parts.values()), result["median"]
-    assert isinstance(median, float)
-    return result | {
-        "MB": total / 1e6,
-        "GB/s": total / median / 1e3,
-        "of ceiling": total / median * 1e6 / timing.CEILING,
-    }
-
-
 def profile(ours: HopperDrafter) -> dict[str, float]:
     """Microseconds of each kind of stage, alone in a graph of ten dependent launches (their boundary included)."""
     times: dict[str, float] = {}
@@ -224,7 +202,7 @@ def stamped(ours: HopperDrafter) -> dict[str, dict[str, float]]:
 def other_ring(name: str, context: int, weights: DraftWeights, mxfp8: bool, slots: int) -> dict[str, object]:
     """Time of one launch with another depth of the weight ring."""
     config = shapes.config_of(name)
-    ours, _ = checks.prepared(config, weights, mxfp8, context, max_positions=longest(context), slots=(slots,))
+    ours, _ = prepared(config, weights, mxfp8, context, max_positions=longest(context), slots=(slots,))
     g, down = ours.geometry, ours.geometry.linears["layers.0.down"]
     median = timed(ours, Form.ONE_LAUNCH, context)["median"]
     return {"median": median, "part": g.part_size, "down parts": down.parts, "resident": g.markov_resident}
@@ -235,7 +213,7 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
     config, medians = shapes.config_of(name), {}
     for mxfp8 in (False, True):
         weight_label = "MXFP8" if mxfp8 else "bf16"
-        ours, anchors = checks.prepared(config, weights, mxfp8, context, max_positions=longest(context))
+        ours, anchors = prepared(config, weights, mxfp8, context, max_positions=longest(context))
         for form in (Form.CHAIN, Form.ONE_LAUNCH):
             label = f"{name} {context} {form.value} {weight_label}"
             result = timed(ours, form, context)
@@ -264,12 +242,8 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
 
 
 def pytorch(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
-    """Times of the PyTorch step: eager and torch.compile, in CUDA graphs."""
-    step, medians = draft_step(shapes.config_of(name), weights, context), {}
-    with torch.no_grad():
-        medians["eager+graph"] = timing.microseconds(timing.captured(step).replay)["median"]
-        compiled = torch.compile(step, dynamic=False, options={"triton.cudagraphs": False})
-        medians["compile+graph"] = timing.microseconds(timing.captured(compiled).replay)["median"]
+    """Times of the PyTorch step."""
+    medians = pytorch_times(name, context, weights)
     record(f"time {name} {context} pytorch", medians)
     return medians
 
@@ -287,7 +261,7 @@ def times(names: list[str], contexts: list[int], peers: bool) -> list[str]:
                 except Exception as error:
                     traceback.print_exc()
                     record(f"FAILED {part.__name__} {name} {context}", f"{type(error).__name__}: {str(error)[:300]}")
-            peer = medians.get("compile+graph")
+            peer = medians.get(PEER)
             for label, median in medians.items():
                 ratio = f"{peer / median:5.2f}x" if peer else ""
                 lines.append(f"{name:12s} {context:5d} {label:20s} {median:8.1f} us {ratio}")

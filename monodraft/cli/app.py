@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from monodraft import __version__
 from monodraft.cli import inspect, pack
+from monodraft.cli.bench import bench
 from monodraft.cli.compile import compile_command
 from monodraft.cli.generate import generate
 from monodraft.cli.kernels import kernels
@@ -39,6 +40,7 @@ app.command()(kernels)
 
 app.command("plan")(plan_command)
 app.command("compile")(compile_command)
+app.command("bench")(bench)
 app.command("inspect")(inspect.inspect)
 app.command("pack")(pack.pack_command)
 

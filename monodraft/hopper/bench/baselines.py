@@ -7,6 +7,7 @@ final norm, LM head, serial Markov chain with argmax, confidence. bf16 weights (
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,7 +28,7 @@ def draft_step(
     def factor(w: torch.Tensor) -> torch.Tensor:
         return (w.float() + add).to(torch.bfloat16)
 
-    layers = []
+    layers: list[dict[str, Any]] = []
     for layer in weights.layers:
         assert isinstance(layer.q, torch.Tensor)
         layers.append(

@@ -1,0 +1,1 @@
+"""Speed of the Hopper step against PyTorch, in one run (docs/hopper.md)."""
