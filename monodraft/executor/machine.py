@@ -1,125 +1,26 @@
-"""Runs the waves of all launches: dispatch, turns, barriers, clock, and the end of what cannot go on."""
+"""Runs the waves of all launches: dispatch, turns, barriers, ends of kernels."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Generator
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from monodraft.executor.access import SCOPES
-from monodraft.executor.coherence import Caches, Path
-from monodraft.executor.detect import Conflict, Detector, Shadow
-from monodraft.executor.engine import Job
-from monodraft.executor.errors import (
-    BadLaunch,
-    BarrierMismatch,
-    Deadlock,
-    ExecutorError,
-    Livelock,
-    Race,
-    Where,
-)
+from monodraft.executor.detect import Shadow
+from monodraft.executor.errors import BarrierMismatch
 from monodraft.executor.launch import Dispatch
 from monodraft.executor.lds import Lds
-from monodraft.executor.memory import BASE
 from monodraft.executor.pending import PendingStore
-from monodraft.executor.policy import Policy
 from monodraft.executor.program import leaves
-from monodraft.executor.report import Report, Span, Wait
-from monodraft.executor.translate import BARRIER, MEMORY, Translation, translate
+from monodraft.executor.progress import Progress
+from monodraft.executor.report import Report, Span
+from monodraft.executor.run_state import Cta, Standing
+from monodraft.executor.translate import BARRIER, MEMORY, Translation
 from monodraft.executor.values import build
 from monodraft.executor.wave import Wave
-from monodraft.executor.wave.state import WaveState
-
-# A wave counts as spinning after so many events in a row that brought nothing new.
-SPINS = 12
-# A loop that looks at nothing (no load, clock or sleep) for so many turns is work, not a poll.
-BLANK_TURNS = 8
-# When all waves spin, they are stuck after so many more rounds in which none of them looked at the clock; a bounded
-# wait looks at it every 64 rounds or so.
-BLIND_ROUNDS = 1500
-MOST_RACING_WAVES = 2048
 
 
-@dataclass(eq=False)
-class Cta:
-    """A workgroup: where it runs and what it shares."""
-
-    dispatch: Dispatch
-    launch: int
-    number: int
-    index: tuple[int, int, int]
-    path: Path
-    lds: Lds
-    shadow: Shadow
-    waves: list[Wave] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-    running: int = 0
-    start: float = 0.0
-    stage_start: float = 0.0
-    stage: int = 0
-
-
-class Machine:
+class Machine(Progress):
     """One run of one job."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.memory = job.memory
-        self.model = job.model
-        self.cost = job.gpu.cost
-        self.policy = Policy(job.schedule)
-        self.caches = Caches(job.memory, job.model)
-        self.late_loads = job.model.late_loads and self.policy.delays
-        self.delayed_stores = job.model.delayed_stores and self.policy.delays
-        self.delayed_lds = job.model.delayed_lds and self.policy.delays
-        self.marks_writes = any(region.written is not None for region in job.memory.regions)
-        self.checks_reads = self.marks_writes and job.model.uninitialised
-        self.translations = [translate(each.program, self.late_loads) for each in job.dispatches]
-        self.report = Report("reference", job.schedule.seed)
-        self.bytes: Counter[tuple[str, int | str]] = Counter()
-        self.detector = self.make_detector()
-        self.ticks = 0.0
-        self.changes = 0
-        self.waves: list[Wave] = []
-        self.runs: list[Generator[int, None, None]] = []
-        self.ctas: list[Cta] = []
-        self.queue: deque[tuple[int, int]] = deque(
-            (launch, number) for launch, each in enumerate(job.dispatches) for number in range(each.ctas)
-        )
-        self.busy: dict[int, float] = {}
-        self.resident: Counter[int] = Counter()
-        self.left = [each.ctas for each in job.dispatches]
-        self.live: list[int] = []
-        self.spins: list[int] = []
-        self.marks: list[tuple[int, int]] = []
-        self.spin_start: list[float] = []
-        self.spin_place: list[int] = []
-        self.ops_seen: list[int] = []
-        self.looks: list[int] = []
-        self.blank: list[int] = []
-        self.ops = 0
-        self.spinning: set[int] = set()
-        self.jump = 0.0
-        self.idled = 0.0
-        self.blind = 0
-        # Waves with pending stores, in the order of their first one.
-        self.holders: dict[int, None] = {}
-
-    def make_detector(self) -> Detector | None:
-        if not self.model.races:
-            return None
-        waves = sum(each.ctas * each.waves for each in self.job.dispatches)
-        if waves > MOST_RACING_WAVES:
-            raise BadLaunch(
-                f"the race detector follows at most {MOST_RACING_WAVES} waves, this run has {waves}: "
-                "use a smaller grid, or model=MemoryModel.harsh().without('races')"
-            )
-        self.granule = min((smallest_access(each) for each in self.job.dispatches), default=4)
-        return Detector(waves, self.memory.used, self.granule)
 
     # ---- dispatch
 
@@ -139,7 +40,7 @@ class Machine:
         x, y, _ = dispatch.grid
         index = (number % x, number // x % y, number // (x * y))
         path = self.caches.path(dispatch.rank, number % self.job.gpu.xcds)
-        shadow = Shadow(dispatch.lds_bytes if self.detector else 0, getattr(self, "granule", 4))
+        shadow = Shadow(dispatch.lds_bytes if self.detector else 0, self.granule)
         cta = Cta(dispatch, launch, number, index, path, Lds(dispatch.lds_bytes), shadow)
         cta.start = cta.stage_start = self.ticks
         self.ctas.append(cta)
@@ -150,13 +51,7 @@ class Machine:
             self.waves.append(wave)
             self.runs.append(self.translations[launch].kernel(wave, arguments))
             self.live.append(wave.identity)
-            self.spins.append(0)
-            self.marks.append((0, 0))
-            self.spin_start.append(-1.0)
-            self.spin_place.append(0)
-            self.ops_seen.append(0)
-            self.looks.append(0)
-            self.blank.append(0)
+            self.standings.append(Standing())
         cta.running = dispatch.waves
         self.resident[dispatch.rank] += 1
         self.report.resident = max(self.report.resident, self.resident[dispatch.rank])
@@ -204,8 +99,9 @@ class Machine:
 
     def advance(self, wave: Wave) -> None:
         """The clock goes on by the wave's work, shared among the waves that run at the same time."""
-        executed = wave.ops - self.ops_seen[wave.identity]
-        self.ops_seen[wave.identity] = wave.ops
+        standing = self.standings[wave.identity]
+        executed = wave.ops - standing.ops
+        standing.ops = wave.ops
         self.ops += executed
         self.ticks += (wave.work + executed * self.cost.operation) / max(len(self.live), 1)
         wave.work = 0.0
@@ -235,7 +131,7 @@ class Machine:
         self.live.pop(position)
         wave.cta.waiting.append(wave.identity)
         self.mark_progress(wave)
-        self.spin_start[wave.identity] = self.ticks
+        self.standings[wave.identity].start = self.ticks
         self.release_barrier(wave.cta)
 
     def release_barrier(self, cta: Cta) -> None:
@@ -294,162 +190,6 @@ class Machine:
     def finished(self) -> bool:
         return not self.queue and not any(cta.waiting for cta in self.ctas)
 
-    # ---- progress
-
-    def mark_progress(self, wave: Wave) -> None:
-        """Something happened that others may see: nobody is idle."""
-        if self.job.trace and self.spins[wave.identity] > 1:
-            self.trace_poll(wave)
-        wave.progress += 1
-        self.marks[wave.identity] = (wave.progress, self.changes)
-        self.spins[wave.identity] = 0
-        self.spin_start[wave.identity] = -1.0
-        self.spinning.clear()
-        self.jump = 0.0
-        self.idled = 0.0
-        self.blind = 0
-
-    def note_spin(self, wave: Wave) -> None:
-        """After a turn that ended in a poll or a loop: does the wave only repeat itself?"""
-        identity = wave.identity
-        mark = (wave.progress, self.changes)
-        blank = wave.looks == self.looks[identity]
-        self.looks[identity] = wave.looks
-        self.blank[identity] = self.blank[identity] + 1 if blank else 0
-        if mark != self.marks[identity] or self.blank[identity] > BLANK_TURNS:
-            self.mark_progress(wave)
-            return
-        if blank:
-            return
-        if self.spin_start[identity] < 0:
-            self.spin_start[identity] = self.ticks
-            self.spin_place[identity] = wave.place
-        self.spins[identity] += 1
-        if self.spins[identity] >= SPINS:
-            self.spinning.add(identity)
-            if len(self.spinning) == len(self.live):
-                self.idle()
-
-    def idle(self) -> None:
-        """Every wave that can run only polls. Let a pending store arrive; else let time pass; else it is stuck."""
-        self.spinning.clear()
-        for wave in self.waves:
-            for queue in (wave.pending, wave.pending_lds):
-                if queue:
-                    wave.commit_with_older(queue, self.policy.below(len(queue)))
-                    return
-        for each in self.live:
-            self.spins[each] = SPINS - 2
-        if not any(self.waves[each].reads_clock for each in self.live):
-            self.blind += 1
-            if self.blind > BLIND_ROUNDS:
-                self.stuck()
-            return
-        for each in self.live:
-            self.waves[each].reads_clock = False
-        self.blind = 0
-        self.jump = min(max(self.jump * 2, 100.0), float(self.job.limits.jump))
-        self.ticks += self.jump
-        self.idled += self.jump
-        if self.idled > self.job.limits.idle_ticks:
-            raise self.failure(
-                Livelock,
-                f"only polls for {self.idled / 1e8:.0f} s of the 100 MHz clock: waits without a bound, or a longer one",
-                self.stand(self.live),
-            )
-
-    def stuck(self) -> None:
-        waiting = [each for cta in self.ctas for each in cta.waiting]
-        queued = f"; {len(self.queue)} CTAs wait for room on the GPU" if self.queue else ""
-        raise self.failure(
-            Deadlock,
-            f"{len(self.live)} waves poll memory that nobody will write, {len(waiting)} wait at a barrier{queued}",
-            self.stand([*self.live, *waiting]),
-        )
-
-    def stand(self, waves: list[int], most: int = 8) -> list[Where]:
-        """Where waves stand, one for each line of each rank first."""
-        first: dict[tuple[int, int], Where] = {}
-        for each in waves:
-            wave = self.waves[each]
-            first.setdefault((wave.cta.dispatch.rank, wave.place), wave.where())
-        return list(first.values())[:most]
-
-    def check_limits(self) -> None:
-        if self.ops > self.job.limits.wave_ops:
-            raise self.failure(
-                Livelock, f"more than {self.job.limits.wave_ops} operations without an end", self.stand(self.live)
-            )
-
-    # ---- for waves
-
-    def count_bytes(self, verb: str, level: int | str, count: int) -> None:
-        self.bytes[verb, level] += count
-
-    def unwritten(self, start: np.ndarray, nbytes: int) -> np.ndarray | None:
-        """Per lane, whether it touches bytes that nobody wrote; None where all regions are initialised."""
-        region = self.memory.find(int(start.min()), nbytes)
-        if region is not None and region.written is None and int(start.max()) + nbytes <= region.end:
-            return None
-        bad = np.zeros(start.size, np.bool_)
-        for row, offset in enumerate(start):
-            region = self.memory.find(int(offset), nbytes)
-            if region is not None and region.written is not None:
-                first = int(offset) - region.start
-                bad[row] = not region.written[first : first + nbytes].all()
-        return bad
-
-    def mark_written(self, index: np.ndarray, size: int) -> None:
-        for offset in (index * size).reshape(-1):
-            region = self.memory.find(int(offset))
-            if region is not None and region.written is not None:
-                first = int(offset) - region.start
-                region.written[first : first + size] = True
-
-    def failure(self, kind: type[ExecutorError], message: str, places: list[Where]) -> ExecutorError:
-        """An error of this run, with its seed and the decisions so far."""
-        error = kind(message, places, self.job.schedule.seed)
-        error.decisions = tuple(self.policy.recorded)
-        return error
-
-    def race(
-        self, wave: WaveState, found: Conflict, index: np.ndarray, size: int, place: int, lanes: Any, m: Any, verb: str
-    ) -> None:
-        other = self.waves[found.wave]
-        numbers = lanes.numbers(m)
-        who = numbers if lanes.uniform else (numbers[found.row],)
-        at = int(index[found.row, 0]) * size
-        what = "LDS offset " + str(at) if verb.startswith("LDS") else f"{BASE + at:#x}, {self.memory.near(at)}"
-        raise self.failure(
-            Race,
-            f"{verb} and an earlier {'store' if found.stored else 'load'} of {what} are not ordered",
-            [wave.where(place, who), other.where(found.place)],
-        )
-
-    # ---- trace
-
-    def trace_barrier(self, cta: Cta) -> None:
-        rank = cta.dispatch.rank
-        for each in cta.waiting:
-            wave = self.waves[each]
-            line = cta.dispatch.program.kernel.places[wave.place]
-            start = self.spin_start[each]
-            self.report.waits.append(Wait("barrier", str(line), rank, cta.number, wave.number, start, self.ticks))
-        line = cta.dispatch.program.kernel.places[self.waves[cta.waiting[0]].place]
-        self.trace_stage(cta, f"to the barrier at {line}")
-
-    def trace_stage(self, cta: Cta, name: str) -> None:
-        span = Span(f"{cta.stage} {name}", cta.dispatch.rank, cta.number, cta.stage_start, self.ticks)
-        self.report.spans.append(span)
-        cta.stage += 1
-        cta.stage_start = self.ticks
-
-    def trace_poll(self, wave: Wave) -> None:
-        line = wave.cta.dispatch.program.kernel.places[self.spin_place[wave.identity]]
-        start = self.spin_start[wave.identity]
-        rank, cta = wave.cta.dispatch.rank, wave.cta.number
-        self.report.waits.append(Wait("poll", str(line), rank, cta, wave.number, start, self.ticks))
-
     def finish(self) -> Report:
         report = self.report
         report.ticks = self.ticks
@@ -478,16 +218,3 @@ def build_arguments(dispatch: Dispatch) -> list[Any]:
         result.append(build(words[:count], kind))
         words = words[count:]
     return result
-
-
-def smallest_access(dispatch: Dispatch) -> int:
-    """The narrowest element that a kernel loads or stores, in bytes: the grain of the race detector."""
-    sizes = [4]
-    function = dispatch.program.kernel
-    for block in function.blocks:
-        for op in block.ops:
-            if "load" in op.name and op.results:
-                sizes += [leaf.bytes for leaf in leaves(function.types[op.results[0]])]
-            elif "store" in op.name:
-                sizes += [leaf.bytes for leaf in leaves(function.types[op.operands[0]])]
-    return min(sizes)

@@ -14,13 +14,13 @@ from monodraft.executor.memory import BASE, Region
 from monodraft.executor.pending import InFlight, PendingStore
 
 if TYPE_CHECKING:
-    from monodraft.executor.machine import Cta, Machine
+    from monodraft.executor.run_state import Cta, RunState
 
 
 class WaveState:
     """State of 64 lanes that run in lockstep. `m` arguments are the active mask, None for all lanes."""
 
-    def __init__(self, machine: Machine, cta: Cta, number: int, identity: int) -> None:
+    def __init__(self, machine: RunState, cta: Cta, number: int, identity: int) -> None:
         self.machine = machine
         self.cta = cta
         self.number = number
