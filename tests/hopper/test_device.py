@@ -1,0 +1,81 @@
+"""On a Hopper GPU: small drafters against the reference, forms, repeats, and a CTA that never arrives."""
+
+import pytest
+import torch
+from hopper_shapes import small
+
+from monodraft.drafter import Anchor, ContextRows
+from monodraft.errors import InputError, StepFailed
+from monodraft.hopper.drafter import HopperDrafter
+from monodraft.hopper.step import Form
+from monodraft.reference import ReferenceDrafter
+from monodraft.testing import random_weights
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not HOPPER, reason="needs an NVIDIA Hopper GPU (sm_90)")]
+
+
+def rows(config, request: int, start: int, count: int) -> ContextRows:
+    generator = torch.Generator().manual_seed(1000 * request + start)
+    return ContextRows(request, start, torch.randn(count, config.feature_size, generator=generator).bfloat16())
+
+
+@pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])
+@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5"])
+def test_drafts_are_the_references_up_to_near_ties(family: str, mxfp8: bool) -> None:
+    config = small(family)
+    weights = random_weights(config)
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=2, max_positions=512)
+    theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", max_requests=2)
+    for drafter in (ours, theirs):
+        drafter.open(0)
+    for length in (0, 1, 9, 75, 140):
+        added = length - theirs.pool.length(0)
+        for drafter in (ours, theirs):
+            drafter.commit([rows(config, 0, length - added, added)])
+        anchors = [Anchor(0, 3 + length, length)]
+        [draft] = ours.propose(anchors, logits=True)
+        [proposal] = theirs.propose_with_margins(anchors, logits=True)
+        differing = (draft.tokens != proposal.draft.tokens).nonzero()
+        if len(differing):
+            slot = int(differing[0])
+            error = (draft.logits[slot] - proposal.draft.logits[slot]).abs().max()
+            assert proposal.margins[slot] <= 2 * error
+            assert error < 0.1
+
+
+def test_forms_and_repeats_give_the_same_bytes() -> None:
+    config = small()
+    ours = HopperDrafter(config, random_weights(config), mxfp8=True, max_requests=2, max_positions=512)
+    ours.open(0)
+    ours.commit([rows(config, 0, 0, 100)])
+    seen = set()
+    for form in [Form.ONE_LAUNCH] * 10 + [Form.CHAIN] * 3:
+        ours.step.form = form
+        [draft] = ours.propose([Anchor(0, 9, 100)], logits=True)
+        seen.add((draft.tokens.numpy().tobytes(), draft.logits.numpy().tobytes(), draft.confidence.numpy().tobytes()))
+    assert len(seen) == 1
+
+
+def test_a_silent_cta_ends_in_the_bound_by_name_and_reset_mends_it() -> None:
+    config = small()
+    ours = HopperDrafter(config, random_weights(config), max_requests=2, max_positions=512, bound_seconds=0.05)
+    ours.open(0)
+    [wanted] = ours.propose([Anchor(0, 9, 0)])
+    ours.step.fault = (7, 4)
+    with pytest.raises(StepFailed, match=r"stage layers\.0\.attend(.|\n)*CTA 7: found not arrived"):
+        ours.propose([Anchor(0, 9, 0)])
+    ours.step.fault = (-1, -1)
+    with pytest.raises(StepFailed, match="reset"):
+        ours.propose([Anchor(0, 9, 0)])
+    ours.reset()
+    [again] = ours.propose([Anchor(0, 9, 0)])
+    assert torch.equal(again.tokens, wanted.tokens)
+
+
+def test_a_sampled_anchor_is_refused_with_its_reason() -> None:
+    config = small()
+    ours = HopperDrafter(config, random_weights(config), max_requests=2, max_positions=512)
+    ours.open(0)
+    with pytest.raises(InputError, match="sampling has no kernel"):
+        ours.propose([Anchor(0, 9, 0, temperature=0.7)])
