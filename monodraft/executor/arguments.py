@@ -179,6 +179,8 @@ def tensor_words(parameter: Parameter, region: Region) -> tuple[int, ...]:
     array = region.array
     if not same_dtype(layout.dtype, array.dtype):
         raise ValueError(f"{layout.dtype} elements, as traced")
+    if region.address % array.itemsize:
+        raise ValueError(f"an address that is a multiple of {array.itemsize}, not {region.address:#x}")
     if array.ndim != len(layout.shape):
         raise ValueError(f"{len(layout.shape)} dimensions, as traced")
     strides = [each // array.itemsize for each in array.strides]

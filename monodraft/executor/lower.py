@@ -8,6 +8,7 @@ such a dump (`19_reconcile_unrealized_casts.mlir`), so a module captured elsewhe
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import io
 import os
@@ -34,6 +35,7 @@ def lower(launcher: Any, *args: Any, **kwargs: Any) -> Program:
     stand for an address, a NumPy array or a torch tensor for an fx.Tensor. Missing arguments are filled with zeros
     where the annotation says the type. Raises BadLaunch for arguments that do not fit the signature.
     """
+    require_flydsl()
     with environment():
         if not hasattr(launcher, "_ensure_sig"):
             raise BadLaunch(f"launcher: found {type(launcher).__name__}, wanted a function decorated with @flyc.jit")
@@ -46,6 +48,7 @@ def lower(launcher: Any, *args: Any, **kwargs: Any) -> Program:
 
 def read_mlir(text: str) -> Program:
     """A Program from the text of FlyDSL's last dump before the binary (with locations, for source lines)."""
+    require_flydsl()
     from flydsl._mlir import ir
 
     from monodraft.executor.mlir import read_program
@@ -55,6 +58,12 @@ def read_mlir(text: str) -> Program:
     context.load_all_available_dialects()
     with context:
         return read_program(ir.Module.parse(text))
+
+
+def require_flydsl() -> None:
+    """Refuse with the remedy where FlyDSL is missing."""
+    if importlib.util.find_spec("flydsl") is None:
+        raise BadLaunch("FlyDSL is not installed: pip install 'monodraft[gfx950]'")
 
 
 def signature(launcher: Any) -> inspect.Signature:

@@ -134,6 +134,15 @@ def test_an_address_needs_64_bits() -> None:
         ex.run(ex.Launch(lowered, (out, 0, 0, 0, out)), memory=memory)
 
 
+def test_a_misaligned_tensor_is_refused() -> None:
+    memory = ex.Memory()
+    a = memory.array(0, "a", np.zeros(64, np.float32))
+    b = memory.array(0, "b", np.zeros(64, np.float32), address=4098)
+    lowered = ex.lower(launchers.scale, a, a, 64, 1.0, 3)
+    with pytest.raises(ex.BadLaunch, match=r"argument b: found float32 .* a multiple of 4, not 0x7f0000001002"):
+        ex.run(ex.Launch(lowered, (a, b, 64, 1.0)), memory=memory)
+
+
 def test_an_array_too_small_for_its_grid_is_found() -> None:
     memory = ex.Memory()
     out = memory.array(0, "out", np.zeros(100, np.int32))
