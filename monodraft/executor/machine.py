@@ -130,7 +130,7 @@ class Machine(Progress):
     def arrive(self, position: int, wave: Wave) -> None:
         self.live.pop(position)
         wave.cta.waiting.append(wave.identity)
-        self.mark_progress(wave)
+        self.move_on(wave)
         self.standings[wave.identity].start = self.ticks
         self.release_barrier(wave.cta)
 
@@ -161,7 +161,7 @@ class Machine(Progress):
     def end_wave(self, position: int, wave: Wave) -> None:
         """A wave ends; its stores may stay pending until the end of the kernel."""
         self.live.pop(position)
-        self.mark_progress(wave)
+        self.move_on(wave)
         cta = wave.cta
         cta.running -= 1
         if cta.running:

@@ -21,16 +21,19 @@ class Progress(Timeline):
     def mark_progress(self, wave: Wave) -> None:
         """Something happened that others may see: nobody is idle."""
         standing = self.standings[wave.identity]
-        if self.job.trace and standing.spins > 1:
-            self.trace_poll(wave)
-        wave.progress += 1
         standing.mark = (wave.progress, self.changes)
         standing.spins = 0
-        standing.start = -1.0
         self.spinning.clear()
         self.jump = 0.0
         self.idled = 0.0
         self.blind = 0
+
+    def move_on(self, wave: Wave) -> None:
+        """A wave reached a barrier or its end."""
+        wave.progress += 1
+        if self.job.trace:
+            self.follow_poll(wave)
+        self.mark_progress(wave)
 
     def note_spin(self, wave: Wave) -> None:
         """After a turn that ended in a poll or a loop: does the wave only repeat itself?"""
@@ -38,14 +41,13 @@ class Progress(Timeline):
         blank = wave.looks == standing.looks
         standing.looks = wave.looks
         standing.blank = standing.blank + 1 if blank else 0
+        if self.job.trace:
+            self.follow_poll(wave)
         if (wave.progress, self.changes) != standing.mark or standing.blank > BLANK_TURNS:
             self.mark_progress(wave)
             return
         if blank:
             return
-        if standing.start < 0:
-            standing.start = self.ticks
-            standing.place = wave.place
         standing.spins += 1
         if standing.spins >= SPINS:
             self.spinning.add(wave.identity)

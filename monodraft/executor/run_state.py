@@ -47,13 +47,17 @@ class Cta:
 
 @dataclass
 class Standing:
-    """How a wave gets on: `spins` turns in a row brought nothing new, since `start` and from `place`; `blank` ones in a
-    row looked at nothing. `mark`, `looks` and `ops` are its counters after the last turn."""
+    """How a wave gets on: `spins` turns in a row brought nothing new to it or to memory, `blank` ones in a row looked
+    at nothing. `mark`, `looks` and `ops` are its counters after the last turn. For the trace: since `start`, at `place`,
+    it has polled for `rounds` turns with `seen` as its progress.
+    """
 
     spins: int = 0
-    start: float = -1.0
-    place: int = 0
     blank: int = 0
+    rounds: int = 0
+    seen: int = -1
+    start: float = 0.0
+    place: int = 0
     mark: tuple[int, int] = (0, 0)
     looks: int = 0
     ops: int = 0

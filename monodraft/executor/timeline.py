@@ -26,8 +26,19 @@ class Timeline(RunState):
         cta.stage += 1
         cta.stage_start = self.ticks
 
-    def trace_poll(self, wave: Wave) -> None:
-        line = wave.cta.dispatch.program.kernel.places[self.standings[wave.identity].place]
-        start = self.standings[wave.identity].start
-        rank, cta = wave.cta.dispatch.rank, wave.cta.number
-        self.report.waits.append(Wait("poll", str(line), rank, cta, wave.number, start, self.ticks))
+    def follow_poll(self, wave: Wave) -> None:
+        """Note a poll's beginning, or its end once the wave itself got something new."""
+        standing = self.standings[wave.identity]
+        if wave.progress == standing.seen:
+            standing.rounds += 1
+            if standing.rounds == 2:  # by now it is in the loop
+                standing.place = wave.place
+            return
+        if standing.rounds > 1:
+            line = wave.cta.dispatch.program.kernel.places[standing.place]
+            rank, cta = wave.cta.dispatch.rank, wave.cta.number
+            wait = Wait("poll", str(line), rank, cta, wave.number, standing.start, self.ticks)
+            self.report.waits.append(wait)
+        standing.rounds = 0
+        standing.seen = wave.progress
+        standing.start = self.ticks
