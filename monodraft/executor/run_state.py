@@ -47,9 +47,11 @@ class Cta:
 
 @dataclass
 class Standing:
-    """How a wave gets on: `spins` turns in a row brought nothing new to it or to memory, `blank` ones in a row looked
-    at nothing. `mark`, `looks` and `ops` are its counters after the last turn. For the trace: since `start`, at `place`,
-    it has polled for `rounds` turns with `seen` as its progress.
+    """How a wave gets on.
+
+    `spins` turns in a row brought nothing new to it or to memory, `blank` ones in a row looked at nothing. `mark`,
+    `looks` and `ops` are its counters after the last turn. For the trace: since `start`, at `place`, it has polled for
+    `rounds` turns with `seen` as its progress.
     """
 
     spins: int = 0
