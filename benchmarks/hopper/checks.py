@@ -181,7 +181,7 @@ def bounded_chain(ours: HopperDrafter, position: int, count: int = 100) -> dict[
     """Over `count` anchors: drafts of the bounded Markov chain that differ in any byte from the full scan's, and the
     share of w2's row blocks that the bounded chain read in bf16."""
     workspace, step, g = ours.workspace, ours.step, ours.config.block_size
-    workspace.corrected = None
+    workspace.drop_logits()
     counters, bad, blocks = workspace.buffers["sync"][48 : 48 + g], 0, ours.geometry.vocab_padded // 16
     before = counters.tolist()
     generator = torch.Generator().manual_seed(9)

@@ -227,7 +227,7 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
         record(f"bounded chain {name} {weight_label}", checks.bounded_chain(ours, context, 20))
         record(f"forms agree {name} {context} {weight_label}", checks.forms_agree(ours, anchors))
         record(f"100 repeats differing {name} {context} {weight_label}", checks.repeats(ours, anchors))
-        ours.workspace.corrected = None
+        ours.workspace.drop_logits()
         record(f"stamps {name} {context} {weight_label}", stamped(ours))
         if EXTRA:
             for slots in (2, 3, 4):

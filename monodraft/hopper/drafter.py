@@ -120,6 +120,7 @@ class HopperDrafter:
     def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
         """Draft one block per anchor, in order. InputError before any launch; StepFailed for a bounded wait."""
         self._check_anchors(anchors)
+        self.workspace.drop_logits()
         corrected = self.workspace.keep_logits() if logits else None
         drafts: list[Draft] = []
         at_once = self.geometry.requests

@@ -93,6 +93,7 @@ class Workspace:
             geometry.step_words + rows * geometry.max_pages, dtype=torch.int32, pin_memory=self.device.type == "cuda"
         )
         self.corrected: torch.Tensor | None = None
+        self._logits: torch.Tensor | None = None
         self.stamps: torch.Tensor | None = None
 
     def _check_memory(self, needed: int) -> None:
@@ -112,10 +113,15 @@ class Workspace:
             )
 
     def keep_logits(self) -> torch.Tensor:
-        """From now on steps also store the corrected logits: float32 [rows, vocab padded]."""
-        if self.corrected is None:
-            self.corrected = torch.zeros_like(self.buffers["logits"])
-        return self.corrected
+        """From now on steps also store the corrected logits, float32 [rows, vocab padded], by the full Markov scan."""
+        if self._logits is None:
+            self._logits = torch.zeros_like(self.buffers["logits"])
+        self.corrected = self._logits
+        return self._logits
+
+    def drop_logits(self) -> None:
+        """From now on steps store no corrected logits, and the Markov chain may take its bounded form."""
+        self.corrected = None
 
     def keep_stamps(self) -> torch.Tensor:
         """From now on steps also store clocks: int64 [CTA, stage, (start, end)], in cycles of each CTA's own SM."""

@@ -143,6 +143,15 @@ def test_workspace_of_another_plan_and_a_failed_one_are_refused(workspace: Works
     workspace.failed = False
 
 
+def test_logits_are_kept_only_where_asked_for(workspace: Workspace) -> None:
+    kept = workspace.keep_logits()
+    assert workspace.corrected is kept
+    workspace.drop_logits()
+    assert workspace.corrected is None
+    assert workspace.keep_logits() is kept  # one buffer for good
+    workspace.drop_logits()
+
+
 def test_health_names_who_is_missing() -> None:
     assert health.failure([0] * 16, []) is None
     error = health.failure([1, 0, 4, 3, 2, 1, 77, 131, *[0] * 8], ["prepare"])
