@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from monodraft.executor.fast.emit import F32, I32
 from monodraft.executor.fast.records import (
     ACQUIRE,
     AGENT_SCOPE,
@@ -33,18 +34,39 @@ CACHES = {
 NO_WAIT = {"vmcnt": 63, "lgkmcnt": 15, "expcnt": 7}
 
 
+BINARY = {
+    "v_add_u32": "add",
+    "v_sub_u32": "sub",
+    "v_mul_lo_u32": "mul",
+    "v_and_b32": "and",
+    "v_or_b32": "or",
+    "v_xor_b32": "xor",
+    "v_add_f32": "fadd",
+    "v_sub_f32": "fsub",
+    "v_mul_f32": "fmul",
+}
+"""Instructions of two operands and a result."""
+
+
 def emit_assembly(t: Translation, op: Op, x: Operands) -> list[str]:
     """The lines of an assembly text, one after the other; one with a result must hand an operand through."""
-    text = str(op.attributes["asm_string"])
+    lines = [line.partition(";")[0].partition("//")[0] for line in str(op.attributes["asm_string"]).splitlines()]
+    texts = [text for line in lines if (text := " ".join(line.split()))]
     if op.results and not isinstance(t.type(op.results[0]), Void):
-        return pass_through(op, x, " ".join(text.split()))
-    for line in re.split(r"\n|\\0A", text):
-        emit_line(t, op, " ".join(line.split()))
+        return with_result(t, op, x, " ".join(texts))
+    for text in texts:
+        emit_line(t, op, text)
     return []
 
 
-def pass_through(op: Op, x: Operands, text: str) -> list[str]:
-    """An empty text whose input is tied to its output, or a move."""
+def with_result(t: Translation, op: Op, x: Operands, text: str) -> list[str]:
+    """An empty text whose input is tied to its output, a move, or an instruction of two operands."""
+    name, _, rest = text.partition(" ")
+    if name in BINARY and rest.replace(" ", "") == "$0,$1,$2" and len(x) == 2:
+        kind = F32 if name.endswith("f32") else I32
+        if [t.kinds(value) for value in op.operands] != [[kind], [kind]]:
+            raise Unknown(f"inline assembly {text!r} on {' and '.join(str(t.type(v)) for v in op.operands)}")
+        return [t.e.lanes(BINARY[name], kind, x[0][0], x[1][0])]
     constraints = str(op.attributes["constraints"]).split(",")
     if text not in MOVES or not x:
         raise Unknown(f"inline assembly {text!r} with a result")

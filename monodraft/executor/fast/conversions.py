@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from monodraft.executor.fast.arithmetic import is_bf16
 from monodraft.executor.fast.emit import BYTES, F16, F32, F64, I1, I16, I32, I64
 from monodraft.executor.fast.table import Operands, Unknown, known, table_name
-from monodraft.executor.program import NARROW_SPACES, Op, Pointer, Scalar, element
+from monodraft.executor.program import BUFFER_SPACE, NARROW_SPACES, Op, Pointer, Scalar, element
 
 if TYPE_CHECKING:
     from monodraft.executor.fast.translate import Translation
@@ -90,10 +90,17 @@ def to_integer(t: Translation, op: Op, x: Operands) -> list[str]:
     return out
 
 
+RESOURCE = Pointer(BUFFER_SPACE)
+
+
 @known("llvm.inttoptr", "llvm.ptrtoint", "llvm.addrspacecast")
 def pointer_cast(t: Translation, op: Op, x: Operands) -> list[str]:
     """Pointers are held as i64, narrow ones zero-extended."""
     source, target = t.type(op.operands[0]), t.type(op.results[0])
+    if source == RESOURCE:
+        return resource_words(t, op, x[0])
+    if target == RESOURCE:
+        return resource_of(t, x[0])
     if op.name == "llvm.addrspacecast":
         narrow = [isinstance(k, Pointer) and k.space in NARROW_SPACES for k in (source, target)]
         if any(narrow):
@@ -106,6 +113,22 @@ def pointer_cast(t: Translation, op: Op, x: Operands) -> list[str]:
     if isinstance(target, Pointer) and target.space in NARROW_SPACES:
         value = t.e.lanes("and", I64, value, t.e.splat_bits(0xFFFFFFFF, I64))
     return [value]
+
+
+def resource_words(t: Translation, op: Op, resource: list[str]) -> list[str]:
+    """A buffer resource as its four words: a base of 48 bits, the size, and flags that read 0."""
+    if op.name != "llvm.ptrtoint":
+        raise Unknown(f"{op.name} of a buffer resource")
+    e = t.e
+    low, high = split(t, resource[0], 2, I64, I32)
+    high = e.lanes("and", I32, high, e.splat_bits(0xFFFF, I32))
+    return [low, high, e.convert("trunc", resource[1], I64, I32), e.splat_bits(0, I32)]
+
+
+def resource_of(t: Translation, words: list[str]) -> list[str]:
+    """Four words as a buffer resource."""
+    high = t.e.lanes("and", I32, words[1], t.e.splat_bits(0xFFFF, I32))
+    return [join(t, [words[0], high], I32, I64), t.e.convert("zext", words[2], I32, I64)]
 
 
 @known("llvm.bitcast")

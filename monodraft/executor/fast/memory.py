@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monodraft.executor.fast.control import scope_of
+from monodraft.executor.fast.conversions import resource_of
 from monodraft.executor.fast.emit import BYTES, F32, F64, I1, I8, I32, I64
 from monodraft.executor.fast.records import AGENT_SCOPE, SYSTEM_SCOPE, WAVE_SCOPE
 from monodraft.executor.fast.runtime_pending import ORDERING_SHIFT, SCOPE_SHIFT
@@ -171,8 +172,9 @@ def buffer_load(t: Translation, op: Op, x: Operands) -> list[str]:
 
 @known("llvm.amdgcn.s.buffer.load")
 def scalar_load(t: Translation, op: Op, x: Operands) -> list[str]:
-    """Through the scalar cache, which is never coherent."""
-    address, inside, room = buffer_addresses(t, x[0], x[1][0], "", op.operands[0], t.type(op.results[0]).bytes)
+    """Through the scalar cache, which is never coherent. The resource may come as its four words."""
+    resource = x[0] if isinstance(t.type(op.operands[0]), Pointer) else resource_of(t, x[0])
+    address, inside, room = buffer_addresses(t, resource, x[1][0], "", op.operands[0], t.type(op.results[0]).bytes)
     return emit_load(t, op, address, inside, 1, WAVE_SCOPE, 0, room)
 
 

@@ -347,6 +347,8 @@ class Translation:
                 self._operation(op)
             except Unknown as error:
                 failures.append((str(error), op))
+                for result in op.results:  # so that the rest can be looked through too
+                    self._cache[result] = [e.splat_bits(0, kind) for kind in self.kinds(result)]
         self._next(number + 1)
 
     def _operation(self, op: Op) -> None:

@@ -7,6 +7,7 @@ import flydsl.expr as fx
 import kernel_words as k
 import numpy as np
 import pytest
+from flydsl._mlir.dialects import llvm
 from flydsl.expr import rocdl
 
 import monodraft.executor as ex
@@ -147,6 +148,19 @@ def test_unknown_operations_are_refused_before_anything_runs() -> None:
         ex.run(k.launch(lowered, [data], 5), memory=memory, engine="fast")
     assert "test_fast_findings.py" in str(caught.value)
     assert not data.array.any()
+
+
+def test_every_unknown_form_is_named_with_its_line() -> None:
+    def body(bases: list[Any], n: Any) -> None:
+        kind = fx.Int32.ir_type
+        x = fx.Int32(llvm.inline_asm(kind, [n.ir_value()], "v_first $0, $1", "=v,v", has_side_effects=False))
+        y = fx.Int32(llvm.inline_asm(kind, [x.ir_value()], "v_second $0, $1", "=v,v", has_side_effects=False))
+        k.store(k.resource(bases[0]), 0, x + y)
+
+    with pytest.raises(ex.UnknownOperation, match=r"(?s)v_first.*v_second") as caught:
+        run(body)
+    assert len(caught.value.places) == 2
+    assert "test_fast_findings.py" in caught.value.where.line
 
 
 def test_a_grid_that_is_not_resident_waits_its_turn() -> None:
