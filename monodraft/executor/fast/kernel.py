@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from monodraft.executor.fast.compiler import compiled
-from monodraft.executor.fast.layout import ATOMICS, CONSTANTS, LOADS, STORES, Layout, lay_out
+from monodraft.executor.fast.layout import ATOMICS, CONSTANTS, DIRECT, LOADS, STORES, Layout, lay_out
 from monodraft.executor.fast.library import resolve
 from monodraft.executor.fast.objects import LoadedObject
 from monodraft.executor.fast.table import table_name
@@ -65,7 +65,9 @@ def translate(program: Program, *, keep: bool = True) -> Kernel:
 def verb(op: Op) -> str:
     """What a memory operation does, for messages."""
     name = table_name(op)
-    return "load" if name in LOADS else "store" if name in STORES else "atomic" if name in ATOMICS else "access"
+    return (
+        "load" if name in LOADS | DIRECT else "store" if name in STORES else "atomic" if name in ATOMICS else "access"
+    )
 
 
 def place_ops(layout: Layout) -> dict[int, Op]:

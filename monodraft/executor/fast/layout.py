@@ -22,7 +22,8 @@ TERMINATORS = {"llvm.br", "llvm.cond_br", "llvm.switch", "llvm.return", "llvm.un
 LOADS = {"llvm.load", "llvm.amdgcn.raw.ptr.buffer.load", "llvm.amdgcn.s.buffer.load"}
 STORES = {"llvm.store", "llvm.amdgcn.raw.ptr.buffer.store"}
 ATOMICS = {"llvm.atomicrmw", "llvm.cmpxchg"}
-MEMORY = LOADS | STORES | ATOMICS
+DIRECT = {"llvm.amdgcn.raw.ptr.buffer.load.lds"}
+MEMORY = LOADS | STORES | ATOMICS | DIRECT
 EVENTS = {
     "llvm.amdgcn.s.barrier",
     "llvm.amdgcn.barrier",

@@ -23,6 +23,7 @@ RUNTIME = (
     runtime_access.load_lanes,
     runtime_access.store_lanes,
     runtime_access.load_edge,
+    runtime_access.load_to_lds,
     runtime_access.store_edge,
     runtime_access.load_lds,
     runtime_access.store_lds,

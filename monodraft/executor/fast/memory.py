@@ -178,6 +178,24 @@ def scalar_load(t: Translation, op: Op, x: Operands) -> list[str]:
     return emit_load(t, op, address, inside, 1, WAVE_SCOPE, 0, room)
 
 
+@known("llvm.amdgcn.raw.ptr.buffer.load.lds")
+def load_to_lds(t: Translation, op: Op, x: Operands) -> list[str]:
+    """Each lane's bytes go straight to LDS: at a uniform address plus the lane times the size."""
+    size, immediate = t.need_constant(op, 2), t.need_constant(op, 5)
+    if size not in (4, 12, 16):
+        raise Unknown(f"a load to LDS of {size} bytes a lane")
+    e = t.e
+    offset = e.lanes("add", I32, x[3][0], e.splat_bits(immediate, I32))
+    base = t.unless_zero(op.operands[4], x[4][0])
+    address, inside, _ = buffer_addresses(t, x[0], offset, base, op.operands[0], size)
+    first = e.value(f'"llvm.intr.cttz"({t.mask_bits}) <{{is_zero_poison = true}}> : (i64) -> i64')
+    target = e.binary("add", e.lane(x[1][0], first, I64), e.scalar(immediate))
+    shape = e.scalar(shape_of([I32] * (size // 4), buffer_scope(op), 0))
+    where, place = t.to_scratch(address, I64), e.scalar(t.memory_place(op))
+    t.call("load_to_lds", t.mask_bits, e.mask_bits(inside), where, target, shape, place)
+    return []
+
+
 @known("llvm.amdgcn.raw.ptr.buffer.store")
 def buffer_store(t: Translation, op: Op, x: Operands) -> list[str]:
     nbytes, base = t.type(op.operands[0]).bytes, t.unless_zero(op.operands[3], x[3][0])

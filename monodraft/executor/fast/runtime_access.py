@@ -25,6 +25,7 @@ from monodraft.executor.fast.runtime_caches import (
     write_through,
 )
 from monodraft.executor.fast.runtime_pending import (
+    DIRECT_FLAG,
     LDS_FLAG,
     LOW_BITS_SHIFT,
     ORDERING_SHIFT,
@@ -323,6 +324,55 @@ def load_lanes(
     if ordering >= ACQUIRE and ordering != RELEASE:
         complete_loads(machine, wave, -1)
         acquire_caches(Cta(wave.cta), scope)
+
+
+def load_to_lds(
+    machine: Machine, wave: Wave, mask: int, allowed: int, addresses: int, target: int, shape: int, place: int
+) -> None:
+    """A load of dwords whose lanes go to LDS from offset `target`; lanes beyond the resource write zeros."""
+    wave.place = place
+    nbytes = 4 * ((shape >> 8) & 255)
+    if wave.loads:
+        complete_loads(machine, wave, place)
+    if target & 3 or below(wave.lds_bytes, target + nbytes * (highest_bit(mask) + 1)):
+        raise_fault(machine, wave, LDS_BOUNDS, place, target, mask, nbytes)
+        return
+    complete_stores(machine, wave, 0, LDS_FLAG)
+    rest = mask & ~allowed
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        fill_bytes(wave.lds + target + nbytes * lane, 0, nbytes)
+        fill_bytes(wave.lds + wave.lds_bytes + target + nbytes * lane, 1, nbytes)
+    machine.progress += 1
+    if allowed == 0:
+        return
+    shape = look_at_addresses(machine, allowed, addresses, shape)
+    low = machine.low
+    high = machine.high
+    if not within_regions(machine, wave, allowed, addresses, low, high, shape, place):
+        return
+    scope = (shape >> SCOPE_SHIFT) & 3
+    machine.spent += machine.coherent_load_cost if scope >= AGENT_SCOPE else machine.load_cost
+    wave.issued += 1
+    traffic = machine.traffic + 8 * scope
+    store64(traffic, load64(traffic) + count_bits(allowed) * nbytes)
+    if wave.stores:
+        settle_own_stores(machine, wave, allowed, addresses, low, high + nbytes, nbytes, 0)
+    if machine.watch_regions and not check_written(machine, wave, allowed, addresses, nbytes, place):
+        return
+    enqueue_load(machine, wave, allowed, addresses, low, high, wave.lds + target, shape | DIRECT_FLAG, place)
+    if machine.late_loads == 0:
+        complete_loads(machine, wave, place)
+
+
+def highest_bit(mask: int) -> int:
+    """Index of the highest set bit of a mask that is not empty."""
+    highest = 0
+    while mask:
+        highest = lowest_bit(mask)
+        mask = mask & (mask - 1)
+    return highest
 
 
 def store_lanes(machine: Machine, wave: Wave, mask: int, addresses: int, data: int, shape: int, place: int) -> None:

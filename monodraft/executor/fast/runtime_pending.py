@@ -29,6 +29,7 @@ from monodraft.executor.fast.words import (
 SCOPE_SHIFT = 16
 ORDERING_SHIFT = 18
 LDS_FLAG = 1 << 24
+DIRECT_FLAG = 1 << 25  # a load whose lanes go to LDS one after the other
 LOW_BITS_SHIFT = 56
 
 STORE_BYTES = 96 + 512 + PIECES * 512
@@ -258,7 +259,13 @@ def sample(machine: Machine, wave: Wave, entry: LoadEntry, piece: int, lanes: in
                 value = load_word(wave.lds + address + element * i, element)
             else:
                 value = seen_value(machine, wave, address + element * i, element, scope)
-            store_word(entry.target + (64 * i + lane) * element, value, element)
+            if entry.flags & DIRECT_FLAG:
+                place = entry.target + (lane * entry.elements + i) * element
+                store_word(place, value, element)
+                if machine.check_written:
+                    fill_bytes(place + wave.lds_bytes, 1, element)
+            else:
+                store_word(entry.target + (64 * i + lane) * element, value, element)
 
 
 def seen_value(machine: Machine, wave: Wave, address: int, nbytes: int, scope: int) -> int:
@@ -334,7 +341,8 @@ def enqueue_load(
         lane = lowest_bit(rest)
         rest = rest & (rest - 1)
         store64(address_of(entry) + 112 + 8 * lane, load64(addresses + 8 * lane))
-    moment = draw_below(machine, 4)
+    # What goes to LDS is there when it is waited for and not before.
+    moment = 3 if shape & DIRECT_FLAG else draw_below(machine, 4)
     if moment < 2:
         sample_all(machine, wave, entry)
         if wave.loads == 0:
@@ -382,5 +390,7 @@ def settle_own_loads(machine: Machine, wave: Wave, low: int, end: int, space: in
 def sample_some(machine: Machine, wave: Wave) -> None:
     """Some lanes of a piece of a random load sample."""
     entry = load_at(wave, draw_below(machine, wave.loads))
+    if entry.flags & DIRECT_FLAG:
+        return
     sample(machine, wave, entry, draw_below(machine, entry.pieces), random_lanes(machine))
     forget_loads(wave)

@@ -150,6 +150,14 @@ def test_unknown_operations_are_refused_before_anything_runs() -> None:
     assert not data.array.any()
 
 
+def test_both_engines_know_the_same_operations() -> None:
+    from monodraft.executor.fast.layout import CONSTANTS, TERMINATORS
+    from monodraft.executor.fast.translate import HANDLERS
+    from monodraft.executor.operations import KNOWN
+
+    assert set(HANDLERS) == set(KNOWN) - CONSTANTS - TERMINATORS
+
+
 def test_every_unknown_form_is_named_with_its_line() -> None:
     def body(bases: list[Any], n: Any) -> None:
         kind = fx.Int32.ir_type
