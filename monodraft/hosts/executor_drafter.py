@@ -62,6 +62,7 @@ class ExecutorDrafter:
         pages: int | None = None,
         page_size: int = 64,
         all_reduce: AllReduce = AllReduce.AUTO,
+        splits: int = 0,
         engine: ex.engine.EngineName = "fast",
         schedule: Callable[[int], ex.Schedule] | None = None,
         model: ex.MemoryModel | None = None,
@@ -86,6 +87,7 @@ class ExecutorDrafter:
             page_size=page_size,
             positions=positions,
             all_reduce=all_reduce,
+            splits=splits,
         )
         self._tables = PageTables(pages, page_size, max_requests)
         self._queue: list[Row] = []

@@ -14,6 +14,7 @@ import numpy as np
 
 from monodraft.device.health import decode
 from monodraft.errors import Fault, StepFailed
+from monodraft.plan.shape import TILE
 from monodraft.plan.step import Plan, Repeat, Stage, Wait
 
 Arrays = Callable[..., np.ndarray]
@@ -90,6 +91,9 @@ def writer(plan: Plan, wait: Wait, index: int) -> str:
     half = shape.hidden // 2
     if not wait.poll:
         return f"CTA {index}"
+    if wait.region == "pairs.maxima":
+        pair, split = index // (shape.row_tiles * TILE * shape.key_splits), index % shape.key_splits
+        return f"CTA {pair * shape.key_splits + split}"
     if wait.region == "candidates":
         # An entry is two pairs: score and id.
         rank, cta = divmod(index // 2 % (shape.ranks * shape.ctas), shape.ctas)
@@ -103,6 +107,9 @@ def writer(plan: Plan, wait: Wait, index: int) -> str:
 def waited(plan: Plan, memories: Memories, rank: int, stage: Stage, wait: Wait, repeat: int) -> np.ndarray:
     """uint32 tags in the region that a wait of `rank` watches, all of them."""
     local, exchange = memories.blocks(rank)
+    if wait.region == "pairs.maxima":
+        count = plan.stage("attention").tasks * plan.shape.row_tiles * TILE
+        return np.ascontiguousarray(local(wait.region, repeat).reshape(-1, 2)[:count, 1]).view(np.uint32)
     if wait.poll:
         return _pair_tags(plan, exchange, wait, repeat).view(np.uint32)
     owners = plan.stage(wait.producer).owners

@@ -19,8 +19,7 @@ HAND_OFF_US = (2.0, 5.0)
 
 @dataclass(frozen=True)
 class StageCost:
-    """One stage over all its runs in a launch: weight and K/V bytes that a rank reads, and hand-offs (runs that begin
-    with a wait)."""
+    """One stage over all its runs in a launch: weight and K/V bytes that a rank reads, and hand-offs (waits)."""
 
     stage: str
     runs: int
@@ -53,7 +52,7 @@ def stage_costs(plan: Plan, context: int) -> list[StageCost]:
             runs[stage.name],
             runs[stage.name] * _weight_bytes(plan, stage),
             _kv_bytes(plan, context) if stage.name == "attention" else 0,
-            runs[stage.name] if stage.waits else 0,
+            runs[stage.name] * len(stage.waits),
         )
         for stage in plan.stages
     ]

@@ -58,7 +58,7 @@ def _row(plan: Plan, stage: Stage, y: int, cost: StageCost) -> list[str]:
     ]
     bar = max(3.0, WIDTH * stage.owners / plan.shape.ctas)
     moved = cost.weight_bytes + cost.kv_bytes
-    figures = f"{stage.tasks} {stage.unit}{'s' if stage.tasks != 1 else ''} on {stage.owners} CTAs"
+    figures = f"{stage.tasks} x {stage.unit} on {stage.owners} CTA{'s' if stage.owners != 1 else ''}"
     writes = ", ".join(name for name in stage.writes if not name.endswith(".scales"))
     return [
         _text(12, y + 15, stage.name + times),
@@ -77,7 +77,9 @@ def _arrows(stage: Stage, places: dict[str, int]) -> list[str]:
         start, end = places[wait.producer] + 22, places[stage.name]
         colour = "#b279a2" if wait.poll else "#444"
         shape = f"M{x},{start} L{x},{end}"
-        if start > end:
+        if start == end + 22:
+            shape = f"M{LEFT},{end + 3} C{LEFT - 46},{end - 6} {LEFT - 46},{end + 28} {LEFT},{end + 19}"
+        elif start > end:
             shape = f"M{LEFT},{start - 11} C{LEFT - 46},{start - 11} {LEFT - 46},{end + 11} {LEFT},{end + 11}"
         lines.append(f'<path d="{shape}" stroke="{colour}" fill="none" marker-end="url(#head)"/>')
         if start <= end:

@@ -107,7 +107,11 @@ def weight_block(shape: StepShape) -> Block:
 
 
 def local_block(shape: StepShape) -> Block:
-    """A rank's own workspace: counter, inputs that the host writes before a launch, scratch, flags, outputs."""
+    """A rank's own workspace: counter, inputs that the host writes before a launch, scratch, flags, outputs.
+
+    Where attention splits keys: `pairs.maxima` [request, K/V head][query vector][split] tagged pairs, `partials`
+    [request, K/V head, split][query vector][D] and `totals` without D, for at most `ctas` tasks.
+    """
     requests, context, hidden, config = shape.most_requests, MAX_ROWS, shape.hidden, shape.config
     rows = requests * shape.block
     flags = (padded_flags(shape),)
@@ -118,6 +122,9 @@ def local_block(shape: StepShape) -> Block:
         ("flags.act", "int32", flags),
         ("flags.input", "int32", flags),
     ]
+    vectors = shape.row_tiles * TILE
+    tasks = shape.ctas if shape.may_split else 0
+    layered += [("flags.join", "int32", flags), ("pairs.maxima", "int32", (tasks, vectors, 2))] if tasks else []
     single: list[Spec] = [
         ("epoch", "int32", (16,)),
         ("anchors", "int32", (MAX_ROWS,)),
@@ -150,6 +157,8 @@ def local_block(shape: StepShape) -> Block:
         ("confidence", "float32", (rows,)),
         ("logits", "float32", (rows, shape.vocab_tiles * TILE)),
     ]
+    if tasks:
+        single += [("partials", "float32", (tasks, vectors, shape.head)), ("totals", "float32", (tasks, vectors))]
     # One set of flags more than layers: `input` counts the rows before layer 0 and after the last.
     return arrange(layered, single, shape.layers + 1)
 

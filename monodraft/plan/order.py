@@ -87,6 +87,8 @@ class Order:
     def _join(self, clocks: np.ndarray, launch: int, turn: Turn, wait: Wait) -> None:
         """Add what a wait learns to the clocks of `turn`."""
         now = clocks[launch, turn.index]
+        if wait.source is From.GROUP:
+            return
         for producer in self.producers(turn, wait):
             if producer.index > turn.index or (producer.index == turn.index and not _exchanges(turn.stage)):
                 fault = Fault(
@@ -166,7 +168,7 @@ def check_order(plan: Plan) -> int:
             )
             raise KernelError("the plan reads what may not have been written", [fault])
     for region, reader, writer in reuses(order):
-        across = region.startswith(("pairs.", "candidates"))
+        across = region.startswith(("pairs.", "candidates")) and region not in LOCAL_PAIRS
         # Readers of an exchange region are of the rank that owns the memory, writers of any rank.
         good = order.after(reader, writer, across)
         checked += good.size
@@ -180,6 +182,8 @@ def check_order(plan: Plan) -> int:
 Event = tuple[int, Turn]
 
 
+LOCAL_PAIRS = ("pairs.maxima",)
+"""Pairs that CTAs of one rank exchange, in memory of its own."""
 OWN = ("base",)
 """Arrays of which a CTA reads only what it has written."""
 

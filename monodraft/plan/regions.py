@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from monodraft.plan.layout import Array, exchange_block, local_block, pool_bytes
+from monodraft.plan.order import LOCAL_PAIRS
 from monodraft.plan.step import Plan
 
 
@@ -75,5 +76,9 @@ def _region(plan: Plan, name: str, array: Array | None) -> Region:
     sets = shape.layers if array is None or array.per_layer else 1
     if name == "flags.input":
         sets = shape.layers + 1
+    if name in LOCAL_PAIRS:
+        return Region(
+            name, owners, tuple(dict.fromkeys(readers)), words, sets, Scope.DEVICE, _EPOCH[kind], _REUSE["flags"]
+        )
     scope = {"pairs": Scope.SYSTEM, "own": Scope.CTA}.get(kind, Scope.DEVICE)
     return Region(name, owners, tuple(dict.fromkeys(readers)), words, sets, scope, _EPOCH[kind], _REUSE[kind])

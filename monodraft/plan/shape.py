@@ -38,6 +38,12 @@ ONE_SHOT_BYTES = {2: 1 << 30, 4: 160 << 10, 8: 80 << 10}
 """Bytes of a block's hidden rows from which `AUTO` takes two stages, by ranks: where AITER's all-reduce switches."""
 
 
+MOST_SPLITS = 32
+"""CTAs that may share the keys of one request and K/V head."""
+CHUNKS_A_SPLIT = 4
+"""Chunks of 32 keys that a CTA must have before attention is split further."""
+
+
 def padded(size: int, unit: int) -> int:
     """`size` rounded up to a multiple of `unit`."""
     return -(-size // unit) * unit
@@ -65,6 +71,7 @@ class StepShape:
     capacity: int = 0
     all_reduce: AllReduce = AllReduce.AUTO
     sampled: bool = False
+    splits: int = 0
     waves: int = 8
 
     def __post_init__(self) -> None:
@@ -99,6 +106,23 @@ class StepShape:
         if self.all_reduce is AllReduce.AUTO:
             return self.ranks > 1 and self.rows * self.hidden * 2 >= ONE_SHOT_BYTES[self.ranks]
         return self.all_reduce is AllReduce.TWO_STAGE
+
+    @property
+    def key_splits(self) -> int:
+        """CTAs that share the keys of one request and K/V head in attention: `splits`, or by the widest window."""
+        if self.splits or not self.requests:
+            return max(1, self.splits)
+        return self._splits_of(self.requests)
+
+    @property
+    def may_split(self) -> bool:
+        """Whether some launch of the workspace splits keys: memory is laid out for it."""
+        return self.splits > 1 or (not self.splits and self._splits_of(1) > 1)
+
+    def _splits_of(self, requests: int) -> int:
+        seen = [self.positions if window is None else min(window, self.positions) for window in self.config.windows]
+        most = min(MOST_SPLITS, self.ctas // (requests * self.kv_heads), max(seen) // (UNIT * CHUNKS_A_SPLIT))
+        return 1 << (most.bit_length() - 1) if most else 1
 
     @property
     def hidden(self) -> int:
@@ -244,6 +268,12 @@ def _launch_faults(shape: StepShape) -> list[Fault]:
     if shape.ranks in ONE_SHOT_BYTES and shape.two_stage and shape.config.hidden_size % (TILE * shape.ranks):
         wanted = f"a multiple of {TILE * shape.ranks}: whole tiles a slice"
         faults.append(Fault("hidden_size", str(shape.config.hidden_size), wanted))
+    if shape.splits not in (0, 1, 2, 4, 8, 16, MOST_SPLITS):
+        faults.append(Fault("splits", str(shape.splits), f"0 (by the window), 1, 2, 4, 8, 16 or {MOST_SPLITS}"))
+    elif shape.splits > 1 and shape.requests * shape.kv_heads * shape.splits > shape.ctas:
+        # CTAs that share keys wait for each other in the middle of a task: each may have one only.
+        wanted = f"at most {shape.ctas // (shape.requests * shape.kv_heads)}: one task a CTA"
+        faults.append(Fault("splits", str(shape.splits), wanted))
     if shape.sampled and shape.config.vocab_size // shape.ranks % 4:
         wanted = f"a multiple of {4 * shape.ranks}: one random block covers 4 ids of a rank"
         faults.append(Fault("vocab_size", str(shape.config.vocab_size), wanted))

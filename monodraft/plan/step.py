@@ -24,11 +24,13 @@ class Repeat(StrEnum):
 
 class From(StrEnum):
     """Whose stores a poll waits for: those of all owners of the producer; of the owners of this rank's slice of its
-    tiles; of the CTA with the same number, on every rank."""
+    tiles; of the CTA with the same number, on every rank. `GROUP`: of some owners on this rank (the order that it makes
+    is not counted on)."""
 
     ALL = "all"
     SLICE = "slice"
     SAME = "same"
+    GROUP = "group"
 
 
 @dataclass(frozen=True)
@@ -129,19 +131,16 @@ class Plan:
         for stage in self.stages:
             events += [("poll" if wait.poll else "wait", stage.name, wait.region) for wait in _traced(stage, False)]
             events += _puts(self.shape, stage)
-            events += [("poll", stage.name, wait.region) for wait in _traced(stage, True) for _ in range(_polls(self))]
+            times = self.shape.requests if stage.repeat is Repeat.SLOT else 1
+            events += [("poll", stage.name, wait.region) for wait in _traced(stage, True) for _ in range(times)]
             if stage.flags:
                 events.append(("publish", stage.name, stage.flags))
         return tuple(events)
 
 
 def _traced(stage: Stage, after: bool) -> list[Wait]:
-    """Waits before a stage's puts, or (the chain's exchange) after them."""
-    return [wait for wait in stage.waits if (stage.repeat is Repeat.SLOT) is after]
-
-
-def _polls(plan: Plan) -> int:
-    return plan.shape.requests
+    """Waits before a stage's puts, or those of an exchange, for what the stage itself puts, after them."""
+    return [wait for wait in stage.waits if (wait.producer == stage.name) is after]
 
 
 def _puts(shape: StepShape, stage: Stage) -> list[tuple[str, str, str]]:
@@ -165,6 +164,33 @@ def _stage(
 
 def _flags(producer: str, region: str, **more: bool | int) -> Wait:
     return Wait(producer, region, **more)  # type: ignore[arg-type]
+
+
+def _attention(shape: StepShape) -> tuple[Stage, ...]:
+    """Attention, in one stage, or with keys split over CTAs and joined a row at a time."""
+    layer, heads, weights = Repeat.LAYER, shape.requests * shape.kv_heads, ("q_norm", "k_norm")
+    before, unit = Wait("qkv", "flags.qkv"), "request and K/V head"
+    if shape.key_splits == 1:
+        reads, writes = ("qkv", "pool"), ("attention",)
+        return (_stage(shape, "attention", layer, unit, heads, (before,), reads, writes, weights, "flags.attention"),)
+    maxima = Wait("attention", "pairs.maxima", poll=True, source=From.GROUP)
+    return (
+        _stage(
+            shape, "attention", layer, "share of keys", heads * shape.key_splits, (before, maxima),
+            ("qkv", "pool", "pairs.maxima"), ("pairs.maxima", "partials", "totals"), weights, "flags.attention",
+        ),
+        _stage(
+            shape, "attention_join", layer, "row", shape.rows, (Wait("attention", "flags.attention"),),
+            ("partials", "totals"), ("attention",), (), "flags.join",
+        ),
+    )  # fmt: skip
+
+
+def _attended(shape: StepShape) -> Wait:
+    """What o waits for."""
+    if shape.key_splits == 1:
+        return Wait("attention", "flags.attention")
+    return Wait("attention_join", "flags.join")
 
 
 def _inner(shape: StepShape) -> tuple[Stage, ...]:
@@ -230,13 +256,9 @@ def _draft_stages(shape: StepShape) -> tuple[Stage, ...]:
             shape, "qkv", layer, "tile", shape.qkv_size // TILE, (Wait("input", "flags.input", lag=-1),), x8, ("qkv",),
             ("qkv",), "flags.qkv",
         ),
+        *_attention(shape),
         _stage(
-            shape, "attention", layer, "request and K/V head", shape.requests * shape.kv_heads,
-            (Wait("qkv", "flags.qkv"),), ("qkv", "pool"), ("attention",), ("q_norm", "k_norm"), "flags.attention",
-        ),
-        _stage(
-            shape, "o", layer, "tile", shape.hidden // TILE, (Wait("attention", "flags.attention"),), ("attention",),
-            ("pairs.o",), ("o",),
+            shape, "o", layer, "tile", shape.hidden // TILE, (_attended(shape),), ("attention",), ("pairs.o",), ("o",)
         ),
         *_sums(shape, "o"),
         _stage(

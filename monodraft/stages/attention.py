@@ -21,6 +21,7 @@ from monodraft.device.memory import load_words, resource
 from monodraft.device.numbers import pack_pairs
 from monodraft.plan.layout import pool_bytes
 from monodraft.plan.lds import PAD
+from monodraft.stages.attention_shares import join, largest, largest_of_splits, store_partial
 from monodraft.stages.exchange import publish_stage, wait_stage
 from monodraft.stages.heads import VALUES, head_weights, lane_values, lanes_of, normed_and_rotated
 from monodraft.stages.scope import Step
@@ -30,13 +31,24 @@ NOTHING = float("-inf")
 
 @dataclass(frozen=True)
 class Task:
-    """One request and K/V head of one layer: `start` is the anchor's position."""
+    """One request and K/V head of one layer, and which share of its keys; `start` is the anchor's position."""
 
     step: Step
     layer: Any
     request: Any
     head: Any
     start: Any
+    split: Any
+
+    @property
+    def splits(self) -> int:
+        """Shares that the keys are cut into; the last one has the block's own keys too."""
+        return self.step.shape.key_splits
+
+    @property
+    def pair(self) -> Any:
+        """Number of the request and K/V head."""
+        return self.request * self.step.shape.kv_heads + self.head
 
     @property
     def query_vectors(self) -> int:
@@ -51,15 +63,18 @@ def attention(step: Step, layer: Any) -> None:
     window = dw.first_lane(dw.ld(step.weights.at("windows"), layer))
     wait_stage(step, "attention", "qkv", layer)
     starts = step.local.at("starts")
-    for index in range(step.cta, shape.requests * shape.kv_heads, shape.ctas):
-        request = fx.Int32(index) // shape.kv_heads
+    for index in range(step.cta, shape.requests * shape.kv_heads * shape.key_splits, shape.ctas):
+        pair, split = fx.Int32(index) // shape.key_splits, fx.Int32(index) % shape.key_splits
+        request = pair // shape.kv_heads
         start = dw.first_lane(dw.ld(starts, request))
-        task = Task(step, layer, request, fx.Int32(index) % shape.kv_heads, start)
+        task = Task(step, layer, request, pair % shape.kv_heads, start, split)
         gather_block(task)
         gpu.barrier()
         attend_tiles(task, window)
         gpu.barrier()
     publish_stage(step, "attention", layer)
+    if fx.const_expr(shape.key_splits > 1):
+        join(step, layer)
 
 
 def gather_block(task: Task) -> None:
@@ -147,6 +162,7 @@ def attend_tile(task: Task, window: Any, tile: Any) -> None:
         scores = pool_scores(task, queries, row, window, fx.Int32(chunk))
         best = largest(best, scores)
     best = across_groups(largest(best, block_scores(task, queries, row, window)), fx.max)
+    best = largest_of_splits(task, tile, best)
     total = fx.Float32(0.0)
     sums = [fx.Vector.filled(4, 0.0, fx.Float32) for _ in fx.range_constexpr(shape.head // TILE_ROWS)]
     for chunk in range(first, chunks, fx.Int32(1)):
@@ -160,9 +176,13 @@ def attend_tile(task: Task, window: Any, tile: Any) -> None:
 
 
 def visible_chunks(task: Task, window: Any) -> tuple[Any, Any]:
-    """First and one past the last 32-key chunk of the context that some row of the block sees."""
-    end = (task.start + (UNIT - 1)) // UNIT
-    return oldest(task, window) // UNIT, end
+    """First and one past the last 32-key chunk of this share of the context that some row of the block sees."""
+    first, end = oldest(task, window) // UNIT, (task.start + (UNIT - 1)) // UNIT
+    if task.splits == 1:
+        return first, end
+    share = (end - first + (task.splits - 1)) // task.splits
+    begin = fx.min(first + task.split * share, end)
+    return begin, fx.min(begin + share, end)
 
 
 def oldest(task: Task, window: Any) -> Any:
@@ -234,18 +254,21 @@ def _context_visible(task: Task, row: Any, window: Any, position: Any) -> Any:
 
 
 def block_scores(task: Task, queries: Sequence[Any], row: Any, window: Any) -> list[Any]:
-    """Scores of the block's own keys; -inf past the block and outside the window."""
+    """Scores of the block's own keys; -inf past the block, outside the window, and in all shares but the last."""
     shape = task.step.shape
+    block = fx.Int32(shape.block)
+    if task.splits > 1:
+        block = (task.split == task.splits - 1).select(block, fx.Int32(0))
     first = shape.row_tiles * TILE_ROWS
     keys = [vector_operands(task, first + TILE_ROWS * tile) for tile in (0, 1)]
     scores = score_tiles(queries, keys, shape.config.score_scale)
     return [
-        _block_visible(shape.block, row, window, key).select(score, fx.Float32(NOTHING))
+        _block_visible(block, row, window, key).select(score, fx.Float32(NOTHING))
         for score, key in zip(scores, lane_keys(), strict=True)
     ]
 
 
-def _block_visible(block: int, row: Any, window: Any, key: Any) -> Any:
+def _block_visible(block: Any, row: Any, window: Any, key: Any) -> Any:
     return (key < block) & (row - key < window) & (key - row < window)
 
 
@@ -295,13 +318,6 @@ def block_values(task: Task) -> list[Any]:
     return operands
 
 
-def largest(best: Any, scores: Sequence[Any]) -> Any:
-    """Maximum of `best` and a lane's scores; NaN wins."""
-    for score in scores:
-        best = fx.max(best, score)
-    return best
-
-
 def across_groups(x: Any, join: Callable[[Any, Any], Any]) -> Any:
     """`join` over the four groups of 16 lanes, which hold different keys of the same query."""
     for distance in (16, 32):
@@ -329,6 +345,14 @@ def accumulate(sums: Sequence[Any], weights: Sequence[Any], values: Sequence[Any
 
 
 def store_result(task: Task, tile: Any, sums: Sequence[Any], total: Any) -> None:
+    """What the tile's walk gave: the result, or where keys are split this share's part of it."""
+    if task.splits == 1:
+        store_quotient(task, tile, sums, total)
+    else:
+        store_partial(task, tile, sums, total)
+
+
+def store_quotient(task: Task, tile: Any, sums: Sequence[Any], total: Any) -> None:
     """bf16(sums / total) to local `attention` [row][head x D]; lane l holds query l % 16, dims 4 g .. 4 g + 3."""
     shape, step = task.step.shape, task.step
     vector = tile * TILE_ROWS + dw.lane() % TILE_ROWS

@@ -55,7 +55,8 @@ def qkv(step: Step, layer: Any) -> None:
 def o(step: Step, layer: Any) -> None:
     """This rank's partial of the o projection, to every rank."""
     tokens = bf16_tokens(step, "attention", step.shape.o_depth, step.shape.rows)
-    row_parallel(step, "o", "attention", "pairs.o", layer, step.shape.o_depth, tokens)
+    producer = "attention" if step.shape.key_splits == 1 else "attention_join"
+    row_parallel(step, "o", producer, "pairs.o", layer, step.shape.o_depth, tokens)
 
 
 def down(step: Step, layer: Any) -> None:

@@ -30,6 +30,7 @@ class Case:
     requests: int = 1
     markov: MarkovKind = MarkovKind.VANILLA
     all_reduce: AllReduce = AllReduce.AUTO
+    splits: int = 0
     overrides: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -38,6 +39,7 @@ class Case:
 
     def __str__(self) -> str:
         more = [f"{name}={value}" for name, value in self.overrides]
+        more += [f"splits={self.splits}"] if self.splits else []
         parts = [self.family.value, f"ranks{self.ranks}", f"requests{self.requests}", self.markov.value]
         return "-".join([*parts, self.all_reduce.value, *more])
 
@@ -55,6 +57,7 @@ def drafters(case: Case) -> tuple[ExecutorDrafter, ReferenceDrafter]:
         positions=512,
         max_requests=max(2, case.requests),
         all_reduce=case.all_reduce,
+        splits=case.splits,
         schedule=ex.Schedule.random,
     )
     return executed, ReferenceDrafter(config, weights, "mxfp8", ranks=case.ranks)

@@ -43,6 +43,13 @@ def test_every_plan_is_in_order(ranks: int, ctas: int, algorithm: AllReduce) -> 
         assert check_order(each) > 0
 
 
+@pytest.mark.parametrize("splits", [2, 4])
+def test_split_keys_are_in_order(splits: int) -> None:
+    assert check_order(plan(ranks=2, ctas=8, splits=splits)) > 0
+    with pytest.raises(KernelError, match="reads what may not have been written"):
+        check_order(Altered(plan(ranks=2, ctas=8, splits=splits), {"attention_join": {"waits": ()}}))
+
+
 def test_commit_only_launches_are_in_order() -> None:
     assert check_order(plan(requests=0)) > 0
 

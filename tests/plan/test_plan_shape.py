@@ -44,6 +44,8 @@ def shape(config: DraftConfig | None = None, **options: object) -> StepShape:
         ({"head_dim": 48, "rotary_dim": 32}, {}, "head_dim"),
         ({"markov_rank": 40}, {}, "markov_rank"),
         ({}, {"ranks": 1, "all_reduce": AllReduce.TWO_STAGE}, "all_reduce"),
+        ({}, {"splits": 3}, "splits"),
+        ({}, {"splits": 2}, "one task a CTA"),
         ({"vocab_size": 514}, {"sampled": True}, "vocab_size"),
     ],
 )
@@ -84,6 +86,14 @@ def test_released_sizes_fit_the_machine() -> None:
     released = shape(random_config(**M31), ranks=4, ctas=256, positions=8192)
     assert lds_map(released).nbytes <= LDS_BYTES
     assert weight_block(released).nbytes == pytest.approx(3.95e9, rel=0.02)  # embedding and w1 are on every rank
+
+
+def test_keys_are_split_as_far_as_ctas_and_windows_go() -> None:
+    config = random_config(**M31)
+    assert shape(config, ranks=4, ctas=256, positions=8192).key_splits == 32
+    assert shape(config, ranks=1, ctas=64, positions=8192).key_splits == 16
+    assert shape(config, ranks=4, ctas=256, positions=512).key_splits == 4
+    assert shape().key_splits == 1
 
 
 def test_all_reduce_is_chosen_by_size() -> None:

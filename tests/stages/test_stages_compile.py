@@ -37,10 +37,11 @@ def plan(config: DraftConfig | None = None, **options: object) -> Plan:
     [
         plan(ranks=2, requests=2),
         plan(requests=0),
+        plan(ranks=4, splits=4),
         plan(context_rows=0, ranks=4, all_reduce=AllReduce.TWO_STAGE),
         plan(random_config(Family.QWEN3, markov=MarkovKind.RNN, has_confidence=False), sampled=True),
     ],
-    ids=["two requests", "commit only", "two stages", "rnn, sampled"],
+    ids=["two requests", "commit only", "split keys", "two stages", "rnn, sampled"],
 )
 def test_what_is_traced_is_what_is_planned(each: Plan) -> None:
     record: list[tuple[str, str, str]] = []
