@@ -97,6 +97,11 @@ class Workspace:
         """The health word as the kernels left it."""
         return int(self.health.array[0])
 
+    @property
+    def ranks(self) -> range:
+        """Ranks whose memory is here."""
+        return range(self.shape.ranks)
+
     def blocks(self, rank: int) -> tuple[View, View]:
         """Local and exchange arrays of a rank."""
         return self.local[rank], self.exchange[rank]
