@@ -14,6 +14,7 @@ from monodraft.checkpoint import read_config
 from monodraft.checkpoint.shipped import DRAFTER
 from monodraft.cli.writing import make_folder, write_bytes, write_text
 from monodraft.errors import Fault, KernelError
+from monodraft.plan.device import check_device
 from monodraft.plan.order import check_order
 from monodraft.plan.shape import StepShape
 from monodraft.plan.step import Plan
@@ -34,6 +35,7 @@ def compile_command(
     """
     config = read_config(folder)
     shape = StepShape(config, ranks=ranks, ctas=ctas, requests=requests, positions=min(positions, config.max_positions))
+    check_device(shape, ctas)
     plan = Plan(shape)
     check_order(plan)
     compiler = _compiler()

@@ -16,6 +16,7 @@ from monodraft.checkpoint import read_config
 from monodraft.checkpoint.shipped import DRAFTER
 from monodraft.cli.writing import write_text
 from monodraft.plan.cost import projection, stage_costs
+from monodraft.plan.device import check_device
 from monodraft.plan.drawing import svg
 from monodraft.plan.gpus import find_gpu
 from monodraft.plan.layout import exchange_block, local_block, weight_block
@@ -44,6 +45,7 @@ def plan_command(
     config = read_config(folder)
     positions = min(config.max_positions, max(8192, context + config.block_size))
     shape = StepShape(config, ranks=ranks, ctas=ctas, requests=requests, positions=positions)
+    check_device(shape, ctas)
     plan = Plan(shape)
     speed = find_gpu(gpu)
     checked = check_order(plan)

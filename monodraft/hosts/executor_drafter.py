@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 import monodraft.executor as ex
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
-from monodraft.device.health import next_tag
-from monodraft.drafter import Anchor, ContextRows, Draft
-from monodraft.errors import Fault, InputError, StepFailed
-from monodraft.hosts.checks import GREEDY_BELOW, check_anchors, check_commit, check_open
-from monodraft.hosts.failures import failure
-from monodraft.hosts.packing import bf16
-from monodraft.hosts.pages import PageTables
+from monodraft.errors import Fault, InputError
+from monodraft.hosts.step_drafter import StepDrafter
 from monodraft.hosts.workspace import Workspace
+from monodraft.plan.device import check_device
 from monodraft.plan.shape import MAX_ROWS, AllReduce, StepShape
 from monodraft.plan.step import Plan
 
@@ -27,23 +22,13 @@ DEFAULT_TICKS = 6_000_000_000
 """Bound of a launch in 10 ns ticks of the executor's clock: a minute of the machine that it models."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One context row that waits to be committed."""
-
-    request: int
-    position: int
-    features: np.ndarray
-
-
-class ExecutorDrafter:
-    """A `monodraft.drafter.Drafter`: every propose is one launch of the gfx950 kernel on each of `ranks` ranks, run by
-    the executor. What `commit` is given waits and travels with the next propose; more than 16 rows go first, in
-    launches that only commit.
+class ExecutorDrafter(StepDrafter):
+    """A `StepDrafter` of the gfx950 kernel on each of `ranks` ranks, run by the executor.
 
     Numerics are `mxfp8` of the reference. `ctas`: CTAs a rank (a real MI355X has 256). `positions`: most positions of a
-    request; `pages` of `page_size` are shared by `max_requests` requests (default: room for all). `engine`, `schedule`
-    (a function of the launch's number) and `model` are the executor's. `ticks` bounds a launch (10 ns each).
+    request; `pages` of `page_size` are shared by `max_requests` requests (default: room for all). `all_reduce` and
+    `splits`: see `StepShape`. `engine`, `schedule` (a function of the launch's number), `model`, `memory` and `gpu` (by
+    default one with as many compute units as CTAs) are the executor's. `ticks` bounds a launch (10 ns each).
 
     Raises InputError for what the kernel cannot do, before anything is allocated.
     """
@@ -66,6 +51,7 @@ class ExecutorDrafter:
         engine: ex.engine.EngineName = "fast",
         schedule: Callable[[int], ex.Schedule] | None = None,
         model: ex.MemoryModel | None = None,
+        gpu: ex.Gpu | None = None,
         memory: ex.Memory | None = None,
         ticks: int = DEFAULT_TICKS,
     ) -> None:
@@ -77,7 +63,7 @@ class ExecutorDrafter:
         if pages is None:
             pages = max_requests * -(-positions // page_size)
         together = max(1, min(max_requests, MAX_ROWS // max(1, config.block_size)))
-        self.shape = StepShape(
+        shape = StepShape(
             config,
             ranks=ranks,
             ctas=ctas,
@@ -89,65 +75,14 @@ class ExecutorDrafter:
             all_reduce=all_reduce,
             splits=splits,
         )
-        self._tables = PageTables(pages, page_size, max_requests)
-        self._queue: list[Row] = []
-        self.workspace = Workspace(self.shape, weights, memory=memory)
-        self._programs: dict[tuple[int, int, bool], tuple[Plan, ex.Program]] = {}
+        gpu = ex.Gpu.mi355x(cus=ctas) if gpu is None else gpu
+        check_device(shape, gpu.cus, gpu.lds_per_cu)
+        super().__init__(shape, Workspace(shape, weights, memory=memory), max_requests, ticks)
         if model is None:
             # The fast engine has no race detector.
             model = ex.MemoryModel.harsh() if engine == "reference" else ex.MemoryModel.harsh().without("races")
-        self._run: dict[str, Any] = {"engine": engine, "gpu": ex.Gpu.mi355x(cus=ctas), "model": model}
-        self._schedule, self._ticks = schedule, ticks
-        self._failed: StepFailed | None = None
-        self.launches = 0
-        self.report: ex.Report | None = None
-
-    @property
-    def config(self) -> DraftConfig:
-        return self.shape.config
-
-    def open(self, request: int) -> None:
-        """Start a request with an empty context. InputError where it is open or too many are."""
-        self._tables.open(request)
-
-    def close(self, request: int) -> None:
-        """Forget a request, its pages and its waiting rows. InputError where it is not open."""
-        check_open(self._tables, request)
-        self._queue = [row for row in self._queue if row.request != request]
-        self._tables.close(request)
-
-    def fork(self, source: int, request: int, length: int) -> None:
-        """Open `request` with the first `length` positions of `source`; whole pages are shared, the last one copied."""
-        check_open(self._tables, source, "source")
-        self._commit_down_to(0)
-        cut = self._tables.fork(source, request, length)
-        if cut is not None:
-            self.workspace.copy_page(*cut)
-
-    def commit(self, rows: Sequence[ContextRows]) -> None:
-        """Queue context rows for the next launch. InputError, and no change, where one is wrong."""
-        added = check_commit(self._tables, self.shape, rows)
-        for row in rows:
-            features = bf16(row.features)
-            self._queue += [Row(row.request, row.start + index, values) for index, values in enumerate(features)]
-        for request, count in added.items():
-            self._tables.extend(request, count)
-
-    def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
-        """Draft one block per anchor, in order. InputError where an anchor cannot be; StepFailed for a step that did
-        not complete: nothing is lost then, and after `reset` the same call works."""
-        check_anchors(self._tables, self.shape, anchors)
-        drafts: list[Draft] = []
-        if anchors:
-            self._commit_down_to(MAX_ROWS)
-        for first in range(0, len(anchors), self.shape.requests):
-            drafts += self._draft(anchors[first : first + self.shape.requests], logits)
-        return drafts
-
-    def reset(self) -> None:
-        """Make the group of ranks usable again after a StepFailed."""
-        self.workspace.reset()
-        self._failed = None
+        self._run: dict[str, Any] = {"engine": engine, "gpu": gpu, "model": model}
+        self._schedule = schedule
 
     def program(self, requests: int, context_rows: int, sampled: bool = False) -> tuple[Plan, ex.Program]:
         """Plan and lowered kernel of a launch; traced at the first use."""
@@ -159,56 +94,6 @@ class ExecutorDrafter:
             self._programs[key] = plan, ex.lower(launcher(plan), *placeholders())
         return self._programs[key]
 
-    def _commit_down_to(self, most: int) -> None:
-        """Launches that only commit, until at most `most` rows wait."""
-        while len(self._queue) > most:
-            self._launch((), self._queue[:MAX_ROWS])
-
-    def _draft(self, anchors: Sequence[Anchor], logits: bool) -> list[Draft]:
-        self._launch(anchors, self._queue)
-        view = self.workspace.local[0]
-        block = self.shape.block
-        drafts = []
-        for index, anchor in enumerate(anchors):
-            wanted = logits or anchor.temperature >= GREEDY_BELOW
-            rows = slice(index * block, (index + 1) * block)
-            tokens = torch.from_numpy(view("tokens")[rows].astype(np.int64))
-            confidence = torch.from_numpy(view("confidence")[rows].copy()) if self.config.has_confidence else None
-            drafts.append(Draft(anchor.request, tokens, self._logits(rows) if wanted else None, confidence))
-        return drafts
-
-    def _logits(self, rows: slice) -> torch.Tensor:
-        parts = [view("logits")[rows, : self.shape.vocab] for view in self.workspace.local]
-        return torch.from_numpy(np.concatenate(parts, 1))
-
-    def _launch(self, anchors: Sequence[Anchor], rows: Sequence[Row]) -> None:
-        if self._failed is not None:
-            raise self._failed
-        sampled = any(anchor.temperature >= GREEDY_BELOW for anchor in anchors)
-        plan, program = self.program(len(anchors), MAX_ROWS if rows else 0, sampled)
-        self._write_inputs(anchors, rows)
-        tag = next_tag(int(self.workspace.local[0]("epoch").view(np.uint32)[0]))
-        options = dict(self._run)
-        if self._schedule is not None:
-            options["schedule"] = self._schedule(self.launches)
-        self.report = self.workspace.launch(plan, program, self._ticks, **options)
-        self.launches += 1
-        self._failed = failure(plan, self.workspace, tag)
-        if self._failed is not None:
-            raise self._failed
-        self._queue = self._queue[len(rows) :]
-
-    def _write_inputs(self, anchors: Sequence[Anchor], rows: Sequence[Row]) -> None:
-        """What the kernel reads, the same on every rank."""
-        for view in self.workspace.local:
-            for index, anchor in enumerate(anchors):
-                view("temperatures")[index] = anchor.temperature
-                view("seeds").view(np.uint32)[index] = anchor.seed & 0xFFFFFFFF, anchor.seed >> 32
-                pages = self._tables[anchor.request].pages
-                view("anchors")[index], view("starts")[index] = anchor.token, anchor.position
-                view("page_table")[index, : len(pages)] = pages
-            view("context_count")[0] = len(rows)
-            for index, row in enumerate(rows):
-                view("context_positions")[index] = row.position
-                view("context_slots")[index] = self._tables.slot(row.request, row.position)
-                view("features")[index] = row.features
+    def launch_options(self) -> dict[str, Any]:
+        """Engine, GPU, memory model and the schedule of this launch."""
+        return self._run if self._schedule is None else {**self._run, "schedule": self._schedule(self.launches)}

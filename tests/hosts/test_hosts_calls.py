@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import monodraft.executor as ex
 from monodraft.drafter import Anchor, ContextRows, Drafter
 from monodraft.errors import InputError, KernelError
 from monodraft.hosts.executor_drafter import ExecutorDrafter
@@ -99,6 +100,7 @@ def test_requests_cannot_be_opened_or_closed_twice(drafter: ExecutorDrafter) -> 
         ({"ranks": 3}, "ranks"),
         ({"device": "cuda"}, "cpu"),
         ({"positions": 64, "page_size": 40}, "page_size"),
+        ({"gpu": ex.Gpu.mi355x(cus=2), "ctas": 4}, "compute units"),
     ],
 )
 def test_options_that_it_cannot_honour(options: dict, named: str) -> None:

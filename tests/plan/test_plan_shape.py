@@ -6,6 +6,7 @@ import pytest
 
 from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
 from monodraft.errors import InputError
+from monodraft.plan.device import check_device
 from monodraft.plan.layout import exchange_block, local_block, weight_block
 from monodraft.plan.lds import LDS_BYTES, lds_map
 from monodraft.plan.shape import AllReduce, StepShape
@@ -94,6 +95,16 @@ def test_keys_are_split_as_far_as_ctas_and_windows_go() -> None:
     assert shape(config, ranks=1, ctas=64, positions=8192).key_splits == 16
     assert shape(config, ranks=4, ctas=256, positions=512).key_splits == 4
     assert shape().key_splits == 1
+
+
+def test_a_device_that_is_too_small_is_refused() -> None:
+    check_device(shape(), 4)
+    with pytest.raises(InputError, match="ctas: found 4, wanted at most 3"):
+        check_device(shape(), 3)
+    with pytest.raises(InputError, match="LDS of a CTA"):
+        check_device(shape(), 4, 64 * 1024)
+    with pytest.raises(InputError, match="more CTAs hold fewer rows"):
+        check_device(shape(ctas=1), 1)
 
 
 def test_all_reduce_is_chosen_by_size() -> None:
