@@ -151,3 +151,29 @@ def test_lds_is_exchanged_at_barriers(barrier: bool) -> None:
         strict = prepare(k.launch(lowered, [out]), memory=memory, model=HARSH)
         with pytest.raises(ex.UninitialisedRead, match="LDS"):
             strict.run(ex.Schedule.round_robin())
+
+
+@k.traced
+def bare_barrier_body(bases: list[Any], n: Any) -> None:
+    """The same exchange with an s_barrier alone, which does not wait for LDS stores."""
+    t = fx.Int32(fx.thread_idx.x)
+    lds = fx.SharedAllocator().allocate(Shared).peek()
+    lds.words[t] = t + 1
+    if const_expr(bases[1]):
+        fx.rocdl.s_waitcnt(lgkmcnt=0)
+    fx.rocdl.s_barrier()
+    k.store(k.resource(bases[0]), t * 4, lds.words[t ^ 64])
+
+
+@pytest.mark.parametrize(("waits", "delayed"), [(True, True), (False, True), (False, False)])
+def test_a_bare_barrier_does_not_drain_lds(waits: bool, delayed: bool) -> None:
+    lowered = k.program(lambda bases, n: bare_barrier_body([bases[0], waits], n), threads=128, bases=1)
+    memory = ex.Memory()
+    out = memory.array(0, "out", np.zeros(128, np.int32))
+    model = HARSH.without("uninitialised") if delayed else HARSH.without("uninitialised", "delayed_lds")
+    runner = prepare(k.launch(lowered, [out]), memory=memory, model=model)
+    good = 0
+    for seed in range(SEEDS):
+        runner.run(ex.Schedule.random(seed))
+        good += bool((out.array == (np.arange(128) ^ 64) + 1).all())
+    assert good < SEEDS if delayed and not waits else good == SEEDS
