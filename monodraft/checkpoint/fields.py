@@ -10,6 +10,23 @@ from typing import Any
 
 from monodraft.errors import ConfigError, Fault
 
+SECTIONS = (
+    "text_config",
+    "transformer_layer_config",
+    "dflash_config",
+    "dspark_config",
+    "rope_parameters",
+    "rope_scaling",
+    "quantization_config",
+)
+"""Names that hold fields of their own: an object or null, wherever they stand."""
+
+MOST_LAYERS = 256
+"""More is a mistake: the public drafters have 2 to 6. A list entry a layer is made before any tensor is looked at."""
+
+LONGEST_BLOCK = 256
+"""More is a mistake: the public drafters have 3 to 15. No tensor's shape shows the block size."""
+
 ABSENT = object()
 """Value of a field that the config does not have; JSON null is None."""
 
@@ -29,6 +46,17 @@ def positive_int(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError("a positive integer")
     return value
+
+
+def at_most(limit: int) -> Parser:
+    """A positive integer up to `limit`, for what is allocated by its value alone."""
+
+    def parse(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+            raise ValueError(f"an integer from 1 to {limit}")
+        return value
+
+    return parse
 
 
 def token_id(value: object) -> int:
@@ -115,6 +143,15 @@ class Reader:
                 return ABSENT
             value = value[key]
         return value
+
+    def check_sections(self) -> None:
+        """Raise ConfigError for each section that is neither an object nor null: its fields would be passed over."""
+        inside = [f"{section}.{name}" for section in SECTIONS for name in SECTIONS]
+        for path in (*SECTIONS, *inside):
+            value = self.at(path)
+            if value is not ABSENT and value is not None and not isinstance(value, Mapping):
+                self.fault(path, value, "an object")
+        self.finish()
 
     def spellings(self, paths: Sequence[str]) -> dict[str, Any]:
         """Full path to value of all places that hold one of `paths`."""

@@ -38,12 +38,13 @@ def config_from_dict(raw: Mapping[str, Any], place: str = CONFIG) -> DraftConfig
     Raises UnsupportedCheckpoint with every reason to refuse it, or ConfigError with every fault in it.
     """
     reader = Reader(raw, place)
+    reader.check_sections()
     reasons = refusals(reader)
     if reasons:
         raise UnsupportedCheckpoint("this drafter is not supported", reasons)
     names = reader.at("architectures")
     supported = ", ".join(sorted(DIALECTS))
-    if not isinstance(names, list) or len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(
             f"{place} names no architecture", [Fault(f"{place}: architectures", show(names), f"one of {supported}")]
         )
@@ -64,8 +65,7 @@ def read_config(folder: str | Path) -> DraftConfig:
     folder = Path(folder)
     raw = load_json(folder / CONFIG)
     nested = folder / "dspark" / CONFIG
-    is_drafter = any("DSpark" in str(name) for name in raw.get("architectures") or [])
-    if not is_drafter and nested.is_file():
+    if "DSpark" not in show(raw.get("architectures")) and nested.is_file():
         raise UnsupportedCheckpoint(
             "this is a target's folder",
             [Fault(str(folder), show(raw.get("architectures", ABSENT)), f"the drafter's own folder: {nested.parent}")],

@@ -291,3 +291,28 @@ def test_a_targets_folder_points_to_its_drafter(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedCheckpoint, match="dspark"):
         read_config(tmp_path)
     assert read_config(tmp_path / "dspark").family is Family.MINIMAX_M31
+
+
+@pytest.mark.parametrize("names", [5, "Qwen3DSparkModel", [["Qwen3DSparkModel"]], [], {}, None])
+def test_architectures_of_any_json_kind_are_named(tmp_path: Path, names: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(changed(QWEN3_4B, architectures=names)))
+    with pytest.raises(ConfigError, match=r"config\.json: architectures: found "):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("raw", [M31, QWEN3_4B, GEMMA4_12B], ids=["m31", "qwen3", "gemma4"])
+@pytest.mark.parametrize("section", ["text_config", "dflash_config", "rope_parameters", "quantization_config"])
+def test_a_section_that_is_no_object_is_not_passed_over(raw: dict[str, Any], section: str) -> None:
+    assert f"config.json: {section}: found [1], wanted an object" in faults_of({**raw, section: [1]})
+
+
+def test_counts_that_would_be_allocated_by_their_value_alone_are_bounded() -> None:
+    """300000 layers made the audit name three million missing tensors; a block of ten million was tried."""
+    assert "num_hidden_layers: found 300000, wanted an integer from 1 to 256" in faults_of(
+        {**QWEN3_4B, "num_hidden_layers": 300000}
+    )
+    assert "block_size: found 10000000, wanted an integer from 1 to 256" in faults_of({**QWEN3_4B, "block_size": 10**7})
+    text = M31["text_config"] | {"num_hidden_layers": 257, "dspark_block_size": 257}
+    message = faults_of({**M31, "text_config": text})
+    assert "num_hidden_layers: found 257" in message
+    assert "dspark_block_size: found 257" in message

@@ -10,14 +10,24 @@ from typing import Any
 
 from monodraft.checkpoint.config import Activation, DraftConfig, Family, MarkovKind, Norm, Rotary
 from monodraft.checkpoint.dialects.qwen3 import CHECKS, HEAD_FIELDS, read_confidence_with_markov, write_head
-from monodraft.checkpoint.fields import Field, Reader, boolean, one_of, optional, positive_float, positive_int
+from monodraft.checkpoint.fields import (
+    MOST_LAYERS,
+    Field,
+    Reader,
+    at_most,
+    boolean,
+    one_of,
+    optional,
+    positive_float,
+    positive_int,
+)
 from monodraft.checkpoint.quantization import read_mxfp8, write_mxfp8
 
 ARCHITECTURE = "Gemma4DSparkModel"
 
 FIELDS = (
     Field("hidden_size", ("hidden_size",), positive_int),
-    Field("num_layers", ("num_hidden_layers",), positive_int),
+    Field("num_layers", ("num_hidden_layers",), at_most(MOST_LAYERS)),
     Field("num_heads", ("num_attention_heads",), positive_int),
     Field("head_dim", ("global_head_dim",), positive_int),
     Field("ffn_size", ("intermediate_size",), positive_int),

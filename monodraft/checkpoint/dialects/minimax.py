@@ -10,9 +10,12 @@ from typing import Any
 from monodraft.checkpoint.config import Activation, DraftConfig, Family, MarkovKind, Norm, SwigluOai
 from monodraft.checkpoint.fields import (
     ABSENT,
+    LONGEST_BLOCK,
+    MOST_LAYERS,
     Check,
     Field,
     Reader,
+    at_most,
     boolean,
     layer_ids,
     one_of,
@@ -28,13 +31,13 @@ ROOTS = ("text_config", "")
 
 FIELDS = (
     Field("hidden_size", ("hidden_size",), positive_int),
-    Field("num_layers", ("num_hidden_layers",), positive_int),
+    Field("num_layers", ("num_hidden_layers",), at_most(MOST_LAYERS)),
     Field("num_heads", ("num_attention_heads",), positive_int),
     Field("num_kv_heads", ("num_key_value_heads",), positive_int),
     Field("head_dim", ("head_dim",), positive_int),
     Field("ffn_size", ("dspark_ffn_hidden_size", "dense_intermediate_size"), positive_int),
     Field("vocab_size", ("vocab_size",), positive_int),
-    Field("block_size", ("dspark_block_size",), positive_int),
+    Field("block_size", ("dspark_block_size",), at_most(LONGEST_BLOCK)),
     Field("mask_token_id", ("dspark_noise_token_id",), token_id),
     Field("target_layer_ids", ("dspark_target_layer_ids",), layer_ids),
     Field("rms_norm_eps", ("rms_norm_eps",), positive_float),

@@ -12,9 +12,12 @@ from typing import Any
 from monodraft.checkpoint.config import Activation, DraftConfig, Family, MarkovKind, Norm
 from monodraft.checkpoint.fields import (
     ABSENT,
+    LONGEST_BLOCK,
+    MOST_LAYERS,
     Check,
     Field,
     Reader,
+    at_most,
     boolean,
     layer_ids,
     one_of,
@@ -35,7 +38,7 @@ def either(name: str) -> tuple[str, str]:
 
 
 HEAD_FIELDS = (
-    Field("block_size", either("block_size"), positive_int),
+    Field("block_size", either("block_size"), at_most(LONGEST_BLOCK)),
     Field("mask_token_id", either("mask_token_id"), token_id),
     Field("target_layer_ids", either("target_layer_ids"), layer_ids),
     Field("num_target_layers", either("num_target_layers"), optional(positive_int), default=None),
@@ -51,7 +54,7 @@ HEAD_FIELDS = (
 
 FIELDS = (
     Field("hidden_size", ("hidden_size",), positive_int),
-    Field("num_layers", ("num_hidden_layers",), positive_int),
+    Field("num_layers", ("num_hidden_layers",), at_most(MOST_LAYERS)),
     Field("num_heads", ("num_attention_heads",), positive_int),
     Field("num_kv_heads", ("num_key_value_heads",), positive_int),
     Field("head_dim", ("head_dim",), positive_int),
