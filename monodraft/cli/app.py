@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import typer
@@ -49,7 +51,19 @@ def main() -> None:
     """Entry point. Exit codes: 0 done, 2 a mistake that the user can mend, 130 interrupted, 1 a defect of ours."""
     stderr = Console(stderr=True)
     try:
-        app()
+        try:
+            app()
+        finally:  # here, where it can be answered, and not while Python shuts down
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        if error.errno == errno.EPIPE:  # the reader has seen enough
+            sys.exit(1)
+        stderr.print(f"[bold red]error:[/] standard output: {error.strerror}", highlight=False)
+        sys.exit(2)
     except MonodraftError as error:
         stderr.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)

@@ -88,7 +88,7 @@ def generate(
     ] = TARGET,
     drafter: Annotated[Path, typer.Option(help="Folder of the DSpark drafter.", show_default=SHIPPED)] = DRAFTER,
     backend: Annotated[
-        str, typer.Option(help="What runs the drafter: reference, or executor (the gfx950 kernel, on a CPU).")
+        str, typer.Option(help="What runs the drafter: reference (PyTorch), executor (gfx950, on a CPU) or hopper.")
     ] = "reference",
     numerics: Annotated[
         str | None,
@@ -153,7 +153,8 @@ def read_prompt(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("unreadable prompt", [Fault(str(path), str(error), "a readable UTF-8 file")]) from error
+        found = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError("unreadable prompt", [Fault(str(path), found, "a readable UTF-8 file")]) from error
 
 
 def check_prompts(prompts: list[str]) -> None:

@@ -80,7 +80,7 @@ def _rounds_line(report: Report) -> Text:
     rounds = "1 round" if statistics.rounds == 1 else f"{statistics.rounds} rounds"
     text = Text(f"{stopped}{report.tokens} tokens in {rounds}{of}: ")
     text.append(f"{statistics.tokens_per_round:.2f} tokens a round", "bold")
-    return text.append(f" (at most {statistics.block_size + 1}; the target's own counted)")
+    return text.append(f" (at most {statistics.block_size + 1}, with the target's)")
 
 
 def _acceptance_table(report: Report) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.stored import INDEX, SINGLE, stored_tensors
 from monodraft.errors import CheckpointError, Fault, InputError, MonodraftError
 from monodraft.loop.target import Target
 
@@ -25,7 +27,7 @@ def check_folder(folder: Path, what: str) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"unreadable {what}", [Fault(str(path), _reason(error), "a JSON file")]) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"unreadable {what}", [Fault(str(path), type(config).__name__, "a JSON object")])
@@ -36,6 +38,9 @@ def check_sizes(config: DraftConfig, drafter: Path, target_config: dict[str, Any
     """Raise `InputError` with every size that keeps the drafter from reading the target's features, judged by the
     two config files alone, before any weight is read."""
     text = target_config.get("text_config") or target_config
+    if not isinstance(text, dict):
+        place = f"{target / 'config.json'}: text_config"
+        raise InputError("unreadable target", [Fault(place, type(text).__name__, "a JSON object")])
     faults = [
         Fault(f"{target / 'config.json'}: {field}", str(text[field]), f"{mine}, the drafter's ({drafter})")
         for field, mine in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size))
@@ -52,25 +57,45 @@ def check_sizes(config: DraftConfig, drafter: Path, target_config: dict[str, Any
 def load_target(folder: Path, config: DraftConfig, *, dtype: torch.dtype, device: str) -> Target:
     """Load the target for a drafter. Every weight must be in the files: a missing one would be made up at random.
 
-    Raises `CheckpointError` for files that cannot be read or do not hold the model.
+    Raises `CheckpointError` for files that cannot be read or do not hold the model, and for weights that are not
+    finite, naming file or tensor.
     """
     check_folder(folder, "target")
+    if any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        stored_tensors(folder)  # names the file that is truncated or absent; transformers does not
     try:
+        # Mismatched shapes are then in the report, with their names, instead of an error without.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
         model, report = loaded
     except Exception as error:  # transformers and safetensors raise many kinds for a bad file
         fault = Fault(str(folder), _reason(error), "a causal language model")
         raise CheckpointError("unreadable target", [fault]) from error
     faults = [
-        Fault(f"{folder}: {name if isinstance(name, str) else name[0]}", found, "the tensor that the config asks for")
-        for key, found in (("missing_keys", "no such tensor"), ("mismatched_keys", "another shape"))
-        for name in sorted(report.get(key) or ())
+        Fault(f"{folder}: {name}", "no such tensor", "the tensor that the config asks for")
+        for name in sorted(report.get("missing_keys") or ())
+    ]
+    faults += [
+        Fault(f"{folder}: {name}", f"shape {list(found)}", f"shape {list(wanted)}")
+        for name, found, wanted in sorted(report.get("mismatched_keys") or ())
     ]
     if faults:
         raise CheckpointError("the target's files do not hold the model", faults)
+    check_target_weights(model, folder)
     return Target(model.to(torch.device(device)), config.target_layer_ids, name=str(folder))
+
+
+def check_target_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Raise `CheckpointError` naming every weight that has NaN or infinite elements."""
+    counts = {name: int((~weight.isfinite()).sum()) for name, weight in model.named_parameters()}
+    faults = [
+        Fault(f"{folder}: {name}", f"{count} NaN or infinite elements", "finite weights")
+        for name, count in counts.items()
+        if count
+    ]
+    if faults:
+        raise CheckpointError("the target has weights that are not finite", faults)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -100,8 +125,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, vocab_size
 
 
 def _reason(error: Exception) -> str:
-    """First line of an error, for a fault."""
+    """An error of another library on one line, shortened, for a fault."""
     if isinstance(error, MonodraftError):
         raise error
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = textwrap.shorten(str(error), 300, placeholder=" ...")
+    return f"{type(error).__name__}: {text}"

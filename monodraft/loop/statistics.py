@@ -58,8 +58,9 @@ class RequestStatistics:
 
     @property
     def never_accepted(self) -> bool:
-        """Drafts were verified and not one was kept: a sign of a wrong drafter, not of a hard text."""
-        return self.verified[0] > 0 and self.accepted[0] == 0
+        """Drafts were verified in 5 rounds or more and not one was kept: a sign of a wrong drafter. Fewer rounds say
+        nothing (the shipped pair rejects the first draft in one round of four)."""
+        return self.verified[0] >= 5 and self.accepted[0] == 0
 
     def as_dict(self) -> dict[str, object]:
         """Plain data for JSON."""

@@ -1,6 +1,7 @@
 """`monodraft inspect` and `monodraft pack` as a user meets them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -169,3 +170,17 @@ def test_inspect_and_pack_do_without_torch() -> None:
         "assert not {'torch', 'transformers'} & sys.modules.keys(), 'imported'"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_standard_output_that_is_full_or_closed_is_no_defect_of_ours(options: list[str]) -> None:
+    """A full disk: one line and 2. A reader that has seen enough: nothing. Both also for what is written at the end."""
+    command = [sys.executable, "-m", "monodraft.cli.app", "inspect", *options]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

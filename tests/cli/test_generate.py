@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
@@ -156,7 +155,8 @@ def test_bars_and_summary_of_every_outcome() -> None:
         return capture.get()
 
     assert "no round" in text(Report(statistics, 1, 1, 0.0))
-    statistics.count_round(drafted=2, verified=1, accepted=0, tokens=1)
+    for _ in range(5):
+        statistics.count_round(drafted=2, verified=1, accepted=0, tokens=1)
     differs = PlainReport(9, 10.0, (Comparison(None, None), Comparison(4, 2.5e-7)))
     shown = text(Report(statistics, 2, 4, 1.0, differs))
     assert "equal to the non-speculative text: no, 1 of 2 differ; first at token 5" in shown
@@ -349,22 +349,35 @@ def test_target_with_a_missing_tensor_is_refused_and_not_made_up(command: Run, t
 def test_truncated_target_is_refused(command: Run, target_copy: Path) -> None:
     path = next(target_copy.glob("model-00002*.safetensors"))
     path.write_bytes(path.read_bytes()[:100_000])
-    refused(command("--target", target_copy), str(target_copy))
+    refused(command("--target", target_copy), f"{path}: found 100000 bytes", "truncated")
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
+def test_target_with_a_tensor_of_another_shape_is_refused_by_name(command: Run, target_copy: Path) -> None:
+    edit_config(target_copy, intermediate_size=2048)
+    name = "model.layers.0.mlp.down_proj.weight"
+    refused(
+        command("--target", target_copy), f"{target_copy}: {name}: found shape [256, 1024], wanted shape [256, 2048]"
+    )
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
 def test_malformed_config_of_the_target_is_refused(command: Run, target_copy: Path, content: str) -> None:
     (target_copy / "config.json").write_text(content)
     refused(command("--target", target_copy), "config.json", "JSON")
+
+
+def test_text_config_of_the_target_that_is_no_object_is_refused(command: Run, target_copy: Path) -> None:
+    edit_config(target_copy, text_config=[1])
+    refused(command("--target", target_copy), "config.json: text_config: found list, wanted a JSON object")
 
 
 def test_nan_in_the_target_is_an_error_that_names_it(command: Run, target_copy: Path) -> None:
     path = next(target_copy.glob("model-00002*.safetensors"))
     tensors = load_file(path)
     name = sorted(n for n in tensors if "mlp" in n)[0]
-    tensors[name] = torch.full_like(tensors[name], float("nan"))
+    tensors[name].view(-1)[7] = float("nan")
     save_file(tensors, path, metadata={"format": "pt"})
-    refused(command("--target", target_copy), "target", "NaN")
+    refused(command("--target", target_copy), f"{target_copy}: {name}: found 1 NaN or infinite elements")
 
 
 def test_drafter_is_read_from_its_own_folder(command: Run, tmp_path: Path) -> None:

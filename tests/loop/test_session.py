@@ -125,6 +125,13 @@ def test_zero_acceptance_is_counted_pitfalls_10_and_27() -> None:
     assert statistics.tokens_per_round == 1.0
 
 
+def test_a_few_rejected_drafts_are_no_sign_of_a_wrong_drafter() -> None:
+    session = make(ScriptedTarget(), right=0)
+    run(session, Request((1,), 6))
+    assert session.statistics(0).verified[0] == 4
+    assert not session.statistics(0).never_accepted
+
+
 def test_a_streak_of_zero_acceptance_ends_with_an_accepted_draft_and_not_with_an_undrafted_round() -> None:
     statistics = RequestStatistics(4)
     for verified, accepted in ((4, 0), (4, 0), (4, 3), (4, 0), (0, 0), (4, 0), (4, 0), (4, 1)):
