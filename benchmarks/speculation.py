@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Tokens a second with and without speculation, on the shipped pair, in one run.
+"""Acceptance by position, and tokens a second with and without speculation, on the shipped pair, in one run.
 
-    python benchmarks/speculation.py [--prompts 8] [--new-tokens 96] [--repeats 3] [--numerics exact] [--threads 1]
+    python benchmarks/speculation.py [--prompts 32] [--new-tokens 96] [--repeats 2] [--numerics exact] [--threads 1]
 
 Protocol: held-out prompts of the shipped pair, greedy, the same target object for both sides. Each prompt runs alone
 (batch 1). After a warm-up of both sides, each repeat runs all prompts with speculation and then all without; a side's
 figure is the median over repeats of (tokens behind the first) / (seconds in its decode steps, prompt excluded), and
 the ratio is the median of the repeats' ratios. The machine's load average is recorded: a busy machine shows in the
-spread. Both texts are compared; a difference is reported and fails the benchmark.
+spread. Acceptance does not depend on the machine's speed and is the same in every repeat.
+
+The exit code is 1 where a text differs from the target's own, or where there are fewer tokens a round (counting the
+target's own) than --at-least, 2.5 by default: what the pair was made to reach on files that it was not trained on.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from monodraft.loop.speculate import Speculation, warm_up
 from monodraft.loop.statistics import total
 
 RESULTS = Path(__file__).parent / "results"
+WANTED_TOKENS_PER_ROUND = 2.5
+"""Greedy, on held-out files, counting the target's own."""
 
 
 def cpu_name() -> str:
@@ -98,9 +103,10 @@ def milliseconds_a_round(statistics: dict[str, Any]) -> dict[str, float]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=len(held_out_prompts()), help="held-out excerpts; default all")
     parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--at-least", type=float, default=WANTED_TOKENS_PER_ROUND, help="tokens a round; default 2.5")
     parser.add_argument("--numerics", default="exact", help="of the drafter: exact, bf16, w8a16, mxfp8")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -139,8 +145,11 @@ def main() -> int:
         "ratio": medians["ratio"],
         "ratio_of_each_repeat": [repeat["ratio"] for repeat in repeats],
         "tokens_per_round": last["statistics"]["tokens_per_round"],
+        "tokens_per_round_wanted": options.at_least,
+        "rounds": last["statistics"]["rounds"],
         "verified_by_position": last["statistics"]["verified"],
         "accepted_by_position": last["statistics"]["accepted"],
+        "accepted_share_of_rounds": [n / last["statistics"]["rounds"] for n in last["statistics"]["accepted"]],
         "round_ms": milliseconds_a_round(last["statistics"]),
         "plain_step_ms": last["plain_step_ms"],
         "texts_that_differ": max(repeat["texts_that_differ"] for repeat in repeats),
@@ -149,7 +158,19 @@ def main() -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n")
     console.print_json(data=result)
-    return 1 if result["texts_that_differ"] else 0
+    return failures(result, console)
+
+
+def failures(result: dict[str, Any], console: Console) -> int:
+    """1 after saying what the run did not reach, else 0."""
+    said = []
+    if result["texts_that_differ"]:
+        said.append(f"{result['texts_that_differ']} texts differ from the target's own")
+    if result["tokens_per_round"] < result["tokens_per_round_wanted"]:
+        said.append(f"{result['tokens_per_round']:.2f} tokens a round, wanted {result['tokens_per_round_wanted']}")
+    for line in said:
+        console.print(f"[bold red]failed:[/] {line}")
+    return 1 if said else 0
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.numbers
 
 PROMPTS = 22  # the smallest margin in their texts is 1.2e-3; 1 and 8 rows at once differ by 2.8e-5 at most
 NEW_TOKENS = 32
+MEASURED_TOKENS_PER_ROUND = 2.258  # bf16, 302 rounds; the limit cuts the last one of each text short
 
 
 @cache
@@ -33,7 +34,7 @@ def pair() -> tuple[Target, ReferenceDrafter, PreTrainedTokenizerBase]:
     tokenizer = load_tokenizer(TARGET)
     check_tokenizer(tokenizer, TARGET, config.vocab_size)
     target = load_target(TARGET, config, dtype=torch.float32, device="cpu")
-    return target, ReferenceDrafter(config, weights, max_requests=PROMPTS + 2), tokenizer
+    return target, ReferenceDrafter(config, weights, max_requests=len(held_out_prompts()) + 2), tokenizer
 
 
 @cache
@@ -57,10 +58,23 @@ def test_greedy_text_on_the_shipped_pair_is_transformers_text_token_for_token() 
         )
         assert output == expected[0, len(request.prompt) :].tolist()
     report = speculation.report()
-    # Measured 2.9 over 96 tokens; here the limit cuts the last round of each short. Features a row late give 1.6.
-    assert report.statistics.tokens_per_round > 2.2
+    # Features a row late give 1.6. A near tie of the drafter on another machine moves a round or two of 302.
+    assert report.statistics.tokens_per_round == pytest.approx(MEASURED_TOKENS_PER_ROUND, abs=0.08)
     assert report.statistics.accepted == sorted(report.statistics.accepted, reverse=True)
     speculation.release()
+
+
+@pytest.mark.slow
+def test_pitfall_36_the_pair_yields_what_it_was_made_for_on_all_held_out_excerpts() -> None:
+    """At least 2.5 tokens a round, greedy, counting the target's own (2.90 measured in float64 over 1049 rounds), and a
+    drafter that guesses beyond the first slot (pitfall 8). `benchmarks/speculation.py` holds the same bar."""
+    target, drafter, _ = pair()
+    speculation = Speculation(Session(target, drafter), [Request(prompt, 96) for prompt in prompts()])
+    speculation.run()
+    statistics = speculation.report().statistics
+    speculation.release()
+    assert statistics.tokens_per_round >= 2.5
+    assert statistics.accepted[1] > 0.3 * statistics.rounds
 
 
 def test_confidence_threshold_verifies_less_and_changes_no_token() -> None:
