@@ -24,6 +24,19 @@ def _executor_unavailable() -> str | None:
     return None
 
 
+def _make_rocm(config: DraftConfig, weights: DraftWeights, **options: Any) -> Drafter:
+    """The HIP host. Written to be run, NOT run by us."""
+    from monodraft.hosts.hip_drafter import HipDrafter
+
+    return HipDrafter(config, weights, **options)
+
+
+def _rocm_unavailable() -> str | None:
+    from monodraft.hosts.hip_library import missing
+
+    return _executor_unavailable() or missing()
+
+
 def _make_hopper(
     config: DraftConfig,
     weights: DraftWeights,
@@ -64,3 +77,4 @@ def register_all() -> None:
     if "executor" not in backend_names():
         register_backend("executor", Backend(_make_executor, _executor_unavailable))
         register_backend("hopper", Backend(_make_hopper, _hopper_unavailable))
+        register_backend("rocm", Backend(_make_rocm, _rocm_unavailable))

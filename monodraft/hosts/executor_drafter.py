@@ -12,10 +12,10 @@ import monodraft.executor as ex
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.errors import Fault, InputError
-from monodraft.hosts.step_drafter import StepDrafter
+from monodraft.hosts.step_drafter import StepDrafter, step_shape
 from monodraft.hosts.workspace import Workspace
 from monodraft.plan.device import check_device
-from monodraft.plan.shape import MAX_ROWS, AllReduce, StepShape
+from monodraft.plan.shape import AllReduce
 from monodraft.plan.step import Plan
 
 DEFAULT_TICKS = 6_000_000_000
@@ -59,21 +59,8 @@ class ExecutorDrafter(StepDrafter):
             raise InputError("the one-launch step has one numerics", [Fault("numerics", str(numerics), "mxfp8")])
         if torch.device(device).type != "cpu":
             raise InputError("the executor runs on the CPU", [Fault("device", str(device), "cpu")])
-        positions = min(config.max_positions, 2048 if positions is None else positions)
-        if pages is None:
-            pages = max_requests * -(-positions // page_size)
-        together = max(1, min(max_requests, MAX_ROWS // max(1, config.block_size)))
-        shape = StepShape(
-            config,
-            ranks=ranks,
-            ctas=ctas,
-            requests=together,
-            capacity=together,
-            pages=pages,
-            page_size=page_size,
-            positions=positions,
-            all_reduce=all_reduce,
-            splits=splits,
+        shape = step_shape(
+            config, ranks, ctas, max_requests, positions, pages, page_size, all_reduce=all_reduce, splits=splits
         )
         gpu = ex.Gpu.mi355x(cus=ctas) if gpu is None else gpu
         check_device(shape, gpu.cus, gpu.lds_per_cu)

@@ -30,6 +30,33 @@ class Row:
     features: np.ndarray
 
 
+def step_shape(
+    config: DraftConfig,
+    ranks: int,
+    ctas: int,
+    max_requests: int,
+    positions: int | None,
+    pages: int | None,
+    page_size: int,
+    **more: Any,
+) -> StepShape:
+    """The layout of a host's launches: as many requests together as 16 rows hold; pages for all positions of all
+    requests, and 2048 positions a request, unless said otherwise. Raises InputError for what the kernel cannot do."""
+    positions = min(config.max_positions, 2048 if positions is None else positions)
+    together = max(1, min(max_requests, MAX_ROWS // max(1, config.block_size)))
+    return StepShape(
+        config,
+        ranks=ranks,
+        ctas=ctas,
+        requests=together,
+        capacity=together,
+        pages=max_requests * -(-positions // page_size) if pages is None else pages,
+        page_size=page_size,
+        positions=positions,
+        **more,
+    )
+
+
 class StepDrafter:
     """A `monodraft.drafter.Drafter` whose every propose is one launch on each rank. What `commit` is given waits and
     travels with the next propose; more than 16 rows go first, in launches that only commit.

@@ -19,6 +19,17 @@ from monodraft.plan.step import Plan
 DTYPES = {"uint8": np.uint8, "bfloat16": np.uint16, "int32": np.int32, "float32": np.float32}
 
 
+def check_same_layout(own: StepShape, shape: StepShape) -> None:
+    """Refuse a launch of `shape` in a workspace laid out for `own`, naming what differs. Raises KernelError."""
+    fixed, other = (replace(each, requests=0, context_rows=16, capacity=0, sampled=False) for each in (own, shape))
+    names = [name for name in fixed.__dataclass_fields__ if getattr(fixed, name) != getattr(other, name)]
+    if shape.most_requests != own.most_requests:
+        names.append("capacity")
+    if names:
+        faults = [Fault(name, str(getattr(shape, name)), str(getattr(own, name))) for name in names]
+        raise KernelError("this workspace was built for another plan", faults)
+
+
 class View:
     """Arrays of one block in memory, by name."""
 
@@ -59,15 +70,7 @@ class Workspace:
 
     def check(self, shape: StepShape) -> None:
         """Refuse a plan of another workspace, naming what differs. Raises KernelError."""
-        own, other = (
-            replace(each, requests=0, context_rows=16, capacity=0, sampled=False) for each in (self.shape, shape)
-        )
-        names = [name for name in own.__dataclass_fields__ if getattr(own, name) != getattr(other, name)]
-        if shape.most_requests != self.shape.most_requests:
-            names.append("capacity")
-        if names:
-            faults = [Fault(name, str(getattr(shape, name)), str(getattr(self.shape, name))) for name in names]
-            raise KernelError("this workspace was built for another plan", faults)
+        check_same_layout(self.shape, shape)
 
     def arguments(self, rank: int, ticks: int) -> tuple[Any, ...]:
         """Launcher arguments of a rank, in the order of `stages.step.ARGUMENTS`."""

@@ -60,6 +60,11 @@ class Compiled:
     code_object: bytes | None
     missing: str
 
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel in the code object."""
+        return parse(self.isa)[0].name
+
 
 def compile_plan(plan: Plan) -> Compiled:
     """The plan's kernel for gfx950. Raises KernelError where tracing meets other hand-offs than planned."""
