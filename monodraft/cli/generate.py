@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ The text goes to standard output, everything else to standard error. Figures for
 """
 
 SHIPPED = "the pair that comes with monodraft"
-DEFAULT_NUMERICS = {"executor": "mxfp8", "reference": "bf16"}
+DEFAULT_NUMERICS = {"executor": "mxfp8", "rocm": "mxfp8", "reference": "bf16"}
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -88,7 +89,10 @@ def generate(
     ] = TARGET,
     drafter: Annotated[Path, typer.Option(help="Folder of the DSpark drafter.", show_default=SHIPPED)] = DRAFTER,
     backend: Annotated[
-        str, typer.Option(help="What runs the drafter: reference (PyTorch), executor (gfx950, on a CPU) or hopper.")
+        str,
+        typer.Option(
+            help="What runs the drafter: reference (PyTorch), executor (gfx950 on a CPU), hopper, rocm (not run by us)."
+        ),
     ] = "reference",
     numerics: Annotated[
         str | None,
@@ -363,9 +367,13 @@ def check_device(name: str) -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep transformers' progress bars and notices out of the text; its errors come as ours."""
+    """Keep the libraries' progress bars and notices out of the text; their errors come as ours."""
+    import torch  # noqa: F401 - it sets the levels of its loggers when it is imported
     import transformers
 
+    # transformers imports torchao where it is installed, which tells of GPU libraries that this machine cannot load.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="torch|transformers")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -87,12 +88,27 @@ def _acceptance_table(report: Report) -> Table:
     """One bar a block position: rounds that accepted it over rounds that verified it."""
     statistics = report.statistics
     table = Table.grid(padding=(0, 2))
+    for column in range(4):
+        table.add_column(no_wrap=column != 2)  # on a narrow terminal the bars shrink, and nothing else
     for position, (verified, accepted) in enumerate(zip(statistics.verified, statistics.accepted, strict=True), 1):
         share = accepted / verified if verified else 0.0
         name = "accepted at position" if position == 1 else ""
         count = f"{share:4.0%}  ({accepted} of {verified})" if verified else "never verified"
-        table.add_row(name, str(position), Text(bar(share), "green"), count)
+        table.add_row(name, str(position), _Bar(share), count)
     return table
+
+
+class _Bar:
+    """A green bar of `share` as wide as there is room, at most BAR_WIDTH cells."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(4, BAR_WIDTH)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(bar(self._share, min(BAR_WIDTH, options.max_width)), "green")
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:

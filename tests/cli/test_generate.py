@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -163,6 +164,10 @@ def test_bars_and_summary_of_every_outcome() -> None:
     assert "leads by 2.5e-07" in shown
     assert "no draft was accepted at all" in shown
     assert "never verified" in shown
+    console.width = 56
+    [row] = [line for line in text(Report(statistics, 2, 4, 1.0)).splitlines() if line.startswith("accepted at")]
+    assert row.rstrip().endswith("0%  (0 of 5)"), "bars shrink, and no row of figures is wrapped"
+    console.width = 120
     assert "not compared token for token" in text(Report(statistics, 1, 4, 1.0, PlainReport(9, 10.0, None)))
 
 
@@ -207,6 +212,20 @@ def test_interrupt_in_the_comparison_keeps_the_figures(command: Run, monkeypatch
     code, _, err = command(*FEW)
     assert code == 130
     assert "interrupted: 12 tokens" in err
+
+
+def test_control_c_while_the_command_is_imported_is_no_traceback() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from monodraft.cli.entry import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_control_c_in_a_terminal_restores_it() -> None:
