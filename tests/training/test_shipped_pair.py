@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
@@ -66,3 +67,14 @@ def test_card_states_what_the_training_wrote() -> None:
         assert row[1] == f"{measured['tokens_per_round']:.2f}"
         assert [cell.strip() for cell in row[2].split("|")] == [f"{100 * share:.1f} %" for share in measured["by_slot"]]
         assert f"{facts[name]['recipe']['steps']} x" in card
+
+
+@pytest.mark.parametrize("numerics", ["exact", "bf16"])
+def test_card_states_what_the_loop_measured(numerics: str) -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    measured = json.loads((results / f"speculation-{numerics}-cpu.json").read_text())
+    assert len(measured["prompts"]) == 32
+    assert measured["tokens_per_round"] >= 2.5
+    shares = [f"{100 * accepted / measured['rounds']:.1f} %" for accepted in measured["accepted_by_position"]]
+    cells = [numerics, str(measured["rounds"]), f"{measured['tokens_per_round']:.2f}", *shares]
+    assert f"| {' | '.join(cells)} |" in (PAIR / "README.md").read_text()
