@@ -148,7 +148,7 @@ class Machine(Progress):
         cta.waiting.clear()
 
     def mismatch(self, cta: Cta) -> None:
-        here = [self.waves[each].where() for each in cta.waiting]
+        here = [self.waves[each].where(lanes=self.lanes(each)) for each in cta.waiting]
         gone = [wave for wave in cta.waves if wave.identity not in cta.waiting]
         numbers = ", ".join(f"{wave.number} after {wave.barriers} barriers" for wave in gone)
         raise self.failure(

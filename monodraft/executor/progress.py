@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from monodraft.executor.errors import Deadlock, Livelock, Where
+from monodraft.executor.gpu import WAVE
 from monodraft.executor.timeline import Timeline
 from monodraft.executor.wave import Wave
 
@@ -96,8 +99,14 @@ class Progress(Timeline):
         first: dict[tuple[int, int], Where] = {}
         for each in waves:
             wave = self.waves[each]
-            first.setdefault((wave.cta.dispatch.rank, wave.place), wave.where())
+            first.setdefault((wave.cta.dispatch.rank, wave.place), wave.where(lanes=self.lanes(each)))
         return list(first.values())[:most]
+
+    def lanes(self, identity: int) -> tuple[int, ...]:
+        """The lanes that a wave between two turns goes on with: the mask in its suspended generator."""
+        frame = self.runs[identity].gi_frame
+        mask = frame.f_locals.get("m") if frame is not None else None
+        return tuple(range(WAVE)) if mask is None else tuple(int(lane) for lane in np.flatnonzero(mask))
 
     def check_limits(self) -> None:
         if self.ops > self.job.limits.wave_ops:

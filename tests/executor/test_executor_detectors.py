@@ -303,6 +303,28 @@ def test_deadlock_is_told_with_the_polling_line(schedule: ex.Schedule) -> None:
         run(wait_for_ever, np.zeros(16, np.int32), np.zeros(128, np.int32), n=3, threads=128, schedule=schedule)
     assert "test_executor_detectors.py" in caught.value.where.line
     assert caught.value.seed == schedule.seed
+    assert caught.value.where.lanes == tuple(range(64))
+
+
+def odd_lanes_wait_for_ever(bases, n):
+    t = fx.Int32(fx.thread_idx.x)
+    if t % 2 == 1:
+        k.traced(wait_for_ever)(bases, n)
+
+
+def odd_lanes_count_for_ever(bases, n):
+    t = fx.Int32(fx.thread_idx.x)
+    if t % 2 == 1:
+        k.traced(count_for_ever)(bases, n)
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_a_run_without_an_end_names_the_lanes_that_go_round(engine: str) -> None:
+    buffers = [np.zeros(64, np.int32), np.zeros(64, np.int32)]
+    for kernel, error in ((odd_lanes_wait_for_ever, ex.Deadlock), (odd_lanes_count_for_ever, ex.Livelock)):
+        with pytest.raises(error, match="rank 0, cta 0, wave 0, lanes 1,3,5") as caught:
+            run(kernel, *buffers, n=3, engine=engine, limits=ex.Limits(wave_ops=20_000))
+        assert caught.value.where.lanes == tuple(range(1, 64, 2))
 
 
 def test_a_plain_poll_on_a_held_line_is_a_deadlock() -> None:

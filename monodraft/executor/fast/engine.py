@@ -144,7 +144,7 @@ class Finding:
         )
         count = f"{len(here)} of {part.dispatch.waves} wait, ended: wave {gone}"
         text = f"a barrier not reached by all waves of the CTA: {count}"
-        return BarrierMismatch(text, [self.where(w) for w in here[:4]], self.seed)
+        return BarrierMismatch(text, [self.where(w, lanes=self.lanes(w)) for w in here[:4]], self.seed)
 
     def deadlock(self, live: list[int]) -> Deadlock:
         states = [(p.first_wave + i, int(s)) for p in self.prepared.parts for i, s in enumerate(p.column("state"))]
@@ -164,6 +164,13 @@ class Finding:
         part = self.part(wave)
         return part.table[wave - part.first_wave]
 
+    def lanes(self, wave: int) -> tuple[int, ...]:
+        """The lanes that a wave between two turns goes on with: those of its lowest waiting step."""
+        layout = self.part(wave).kernel.layout
+        masks = self.row(wave)[layout.masks // 8 :][: len(layout.steps)]
+        mask = int(next((each for each in masks if each), 0))
+        return tuple(lane for lane in range(64) if mask >> lane & 1)
+
     def where(self, wave: int, place: int | None = None, lanes: tuple[int, ...] = ()) -> Where:
         part = self.part(wave)
         cta, number = divmod(wave - part.first_wave, part.dispatch.waves)
@@ -174,7 +181,7 @@ class Finding:
         """Where waves stand, one for each line of each rank first."""
         first: dict[tuple[int | None, str], Where] = {}
         for wave in waves:
-            place = self.where(wave)
+            place = self.where(wave, lanes=self.lanes(wave))
             first.setdefault((place.rank, place.line), place)
         return list(first.values())[:MOST_PLACES]
 

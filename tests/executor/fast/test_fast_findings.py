@@ -85,8 +85,9 @@ def test_barrier_that_a_wave_misses() -> None:
             fx.gpu.barrier()
         k.store(k.resource(bases[0]), 0, n)
 
-    with pytest.raises(ex.BarrierMismatch, match="1 of 2 wait, ended: wave 1 after 0 barriers"):
+    with pytest.raises(ex.BarrierMismatch, match="1 of 2 wait, ended: wave 1 after 0 barriers") as caught:
         run(body)
+    assert caught.value.where.lanes == tuple(range(64))
 
 
 def test_unbounded_poll_is_a_deadlock_and_a_bounded_one_expires() -> None:
