@@ -100,13 +100,21 @@ class Memory:
         self._check(rank, name, source, align)
         start = self._place(source.nbytes, align) if address is None else self._fixed(address, source.nbytes, name)
         view = self.raw[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
-        view[...] = source
+        self._copy(start, source)
         written = None if initialised else np.zeros(source.nbytes, np.bool_)
         region = Region(rank, name, BASE + start, view, uncached, written)
         position = bisect.bisect(self._starts, start)
         self._starts.insert(position, start)
         self.regions.insert(position, region)
         return region
+
+    def _copy(self, start: int, source: np.ndarray) -> None:
+        """Copy into memory that is still zero, MiB by MiB; what is zero in `source` stays untouched and unbacked."""
+        data = source.reshape(-1).view(np.uint8)
+        for at in range(0, data.size, 1 << 20):
+            piece = data[at : at + (1 << 20)]
+            if piece.any():
+                self.raw[start + at : start + at + piece.size] = piece
 
     def _check(self, rank: int, name: str, source: np.ndarray, align: int) -> None:
         faults = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import getgeneratorlocals
+
 import numpy as np
 
 from monodraft.executor.errors import Deadlock, Livelock, Where
@@ -104,8 +106,7 @@ class Progress(Timeline):
 
     def lanes(self, identity: int) -> tuple[int, ...]:
         """The lanes that a wave between two turns goes on with: the mask in its suspended generator."""
-        frame = self.runs[identity].gi_frame
-        mask = frame.f_locals.get("m") if frame is not None else None
+        mask = getgeneratorlocals(self.runs[identity]).get("m")
         return tuple(range(WAVE)) if mask is None else tuple(int(lane) for lane in np.flatnonzero(mask))
 
     def check_limits(self) -> None:

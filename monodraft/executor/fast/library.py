@@ -13,6 +13,7 @@ from monodraft.executor.fast import (
     runtime_lanes,
     runtime_schedule,
     runtime_steps,
+    runtime_waits,
 )
 from monodraft.executor.fast.compiler import compiled, engine_version
 from monodraft.executor.fast.matrix import matrix_library
@@ -27,10 +28,10 @@ RUNTIME = (
     runtime_access.store_edge,
     runtime_access.load_lds,
     runtime_access.store_lds,
-    runtime_access.fence,
-    runtime_access.cache_operation,
-    runtime_access.wait_count,
-    runtime_access.wait_load,
+    runtime_waits.fence,
+    runtime_waits.cache_operation,
+    runtime_waits.wait_count,
+    runtime_waits.wait_load,
     runtime_atomics.atomic_lanes,
     runtime_caches.reset_caches,
     runtime_exact.round_terms,

@@ -32,7 +32,7 @@ def element_kinds(t: Translation, value: int) -> list[str]:
 
 
 def shape_of(kinds: list[str], scope: int, ordering: int) -> int:
-    """The packed description of an access that the runtime takes (runtime_access)."""
+    """The packed description of an access that the runtime takes (runtime_pending)."""
     return BYTES[kinds[0]] | len(kinds) << 8 | scope << SCOPE_SHIFT | ordering << ORDERING_SHIFT
 
 

@@ -1,37 +1,31 @@
-"""Native runtime: what a memory operation of a kernel calls. Loads, stores, waits and fences of one wave."""
+"""Native runtime: what a memory operation of a kernel calls. Loads and stores of one wave, LDS and global."""
 
 from __future__ import annotations
 
-from monodraft.executor.fast.records import (
-    ACQUIRE,
-    AGENT_SCOPE,
-    LDS_BOUNDS,
-    LDS_UNINITIALISED,
-    MISALIGNED,
-    OUT_OF_BOUNDS,
-    RELEASE,
-    UNINITIALISED,
-    Cta,
-    Machine,
-    Wave,
-)
+from monodraft.executor.fast.records import ACQUIRE, AGENT_SCOPE, LDS_BOUNDS, RELEASE, Cta, Machine, Wave
 from monodraft.executor.fast.runtime_caches import (
     acquire_caches,
     find_region,
     load_word,
     read_through,
-    release_caches,
     store_word,
     write_through,
+)
+from monodraft.executor.fast.runtime_checks import (
+    check_written,
+    lds_written,
+    look_at_addresses,
+    mark_written,
+    raise_fault,
+    within_lds,
+    within_regions,
 )
 from monodraft.executor.fast.runtime_pending import (
     DIRECT_FLAG,
     LDS_FLAG,
-    LOW_BITS_SHIFT,
     ORDERING_SHIFT,
     SCOPE_SHIFT,
     complete_loads,
-    complete_loads_until,
     complete_stores,
     enqueue_load,
     enqueue_store,
@@ -40,115 +34,11 @@ from monodraft.executor.fast.runtime_pending import (
     settle_own_stores,
     visible,
 )
-from monodraft.executor.fast.words import (
-    address_of,
-    below,
-    count_bits,
-    external,
-    fields,
-    fill_bytes,
-    load8,
-    load32,
-    load64,
-    lowest_bit,
-    store8,
-    store32,
-    store64,
-)
+from monodraft.executor.fast.runtime_waits import release
+from monodraft.executor.fast.words import below, count_bits, fill_bytes, load32, load64, lowest_bit, store32, store64
 
-LOW_OFFSET = fields(Machine)["low"]
 SEEN = 64
 """Loads that a wave remembers in order to tell polling from progress."""
-
-
-def raise_fault(machine: Machine, wave: Wave, kind: int, place: int, address: int, lanes: int, nbytes: int) -> None:
-    """Record the first fault and make the wave stop at its next step."""
-    if machine.fault_kind == 0:
-        machine.fault_kind = kind
-        machine.fault_wave = wave.number
-        machine.fault_place = place
-        machine.fault_address = address
-        machine.fault_lanes = lanes
-        machine.fault_bytes = nbytes
-    machine.budget = 0
-
-
-@external
-def address_range(mask: int, addresses: int, result: int) -> int:
-    """The lowest and the highest address of the lanes in a (not empty) mask, and all of them or-ed: three words."""
-    return 0
-
-
-def look_at_addresses(machine: Machine, mask: int, addresses: int, shape: int) -> int:
-    """Fill `machine.low` and `high`; the shape with the low bits of the addresses in it."""
-    address_range(mask, addresses, address_of(machine) + LOW_OFFSET)
-    return shape | ((machine.low_bits & 7) << LOW_BITS_SHIFT)
-
-
-def lanes_outside(machine: Machine, mask: int, addresses: int, nbytes: int) -> int:
-    """The lanes whose access is not within one region."""
-    outside = 0
-    rest = mask
-    while rest:
-        lane = lowest_bit(rest)
-        rest = rest & (rest - 1)
-        address = load64(addresses + 8 * lane)
-        region = find_region(machine, address)
-        if below(address, region.start) or below(region.end, address + nbytes):
-            outside = outside | (1 << lane)
-    return outside
-
-
-def within_regions(
-    machine: Machine, wave: Wave, mask: int, addresses: int, low: int, high: int, shape: int, place: int
-) -> int:
-    """Whether all lanes stay inside regions, aligned; `low` and `high` bound the addresses of all of them."""
-    nbytes = (shape & 255) * ((shape >> 8) & 255)
-    region = find_region(machine, low)
-    if below(low, region.start) or below(region.end, high + nbytes):
-        outside = lanes_outside(machine, mask, addresses, nbytes)
-        if outside:
-            address = load64(addresses + 8 * lowest_bit(outside))
-            raise_fault(machine, wave, OUT_OF_BOUNDS, place, address, outside, nbytes)
-            return 0
-    return misaligned(machine, wave, mask, addresses, shape, place) == 0
-
-
-def misaligned(machine: Machine, wave: Wave, mask: int, addresses: int, shape: int, place: int) -> int:
-    """Report lanes whose address is not a multiple of the element's size (4 at most)."""
-    element = shape & 255
-    bits = (4 if element > 4 else element) - 1
-    if (((shape >> LOW_BITS_SHIFT) & 7) & bits) == 0:
-        return 0
-    wrong = 0
-    rest = mask
-    while rest:
-        lane = lowest_bit(rest)
-        rest = rest & (rest - 1)
-        if load64(addresses + 8 * lane) & bits:
-            wrong = wrong | (1 << lane)
-    first = load64(addresses + 8 * lowest_bit(wrong))
-    raise_fault(machine, wave, MISALIGNED, place, first, wrong, element * ((shape >> 8) & 255))
-    return 1
-
-
-def within_lds(
-    machine: Machine, wave: Wave, mask: int, addresses: int, high: int, nbytes: int, shape: int, place: int
-) -> int:
-    """Whether all lanes stay inside the CTA's LDS, aligned."""
-    if misaligned(machine, wave, mask, addresses, shape, place):
-        return 0
-    if not below(wave.lds_bytes, high + nbytes):
-        return 1
-    outside = 0
-    rest = mask
-    while rest:
-        lane = lowest_bit(rest)
-        rest = rest & (rest - 1)
-        if below(wave.lds_bytes, load64(addresses + 8 * lane) + nbytes):
-            outside = outside | (1 << lane)
-    raise_fault(machine, wave, LDS_BOUNDS, place, load64(addresses + 8 * lowest_bit(outside)), outside, nbytes)
-    return 0
 
 
 def zero_lanes(mask: int, target: int, element: int, elements: int) -> None:
@@ -237,45 +127,6 @@ def note_load(machine: Machine, wave: Wave, place: int, address: int) -> None:
     store64(wave.seen + 8 * (wave.seen_next % SEEN), key)
     wave.seen_next += 1
     machine.progress += 1
-
-
-def any_unwritten(shadow: int, nbytes: int) -> int:
-    """Whether one of the bytes that a shadow stands for was never written."""
-    if nbytes == 4:
-        return load32(shadow) != 0x01010101
-    for i in range(nbytes):
-        if load8(shadow + i) == 0:
-            return 1
-    return 0
-
-
-def check_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes: int, place: int) -> int:
-    """Whether every byte to be read of regions that started as poison was written (by anybody)."""
-    bad = 0
-    rest = mask
-    while rest:
-        lane = lowest_bit(rest)
-        rest = rest & (rest - 1)
-        address = load64(addresses + 8 * lane)
-        region = find_region(machine, address)
-        if region.written and any_unwritten(region.written + address - region.start, nbytes):
-            bad = bad | (1 << lane)
-    if bad:
-        raise_fault(machine, wave, UNINITIALISED, place, load64(addresses + 8 * lowest_bit(bad)), bad, nbytes)
-    return bad == 0
-
-
-def mark_written(machine: Machine, mask: int, addresses: int, nbytes: int) -> None:
-    """Remember the bytes that a store writes."""
-    rest = mask
-    while rest:
-        lane = lowest_bit(rest)
-        rest = rest & (rest - 1)
-        address = load64(addresses + 8 * lane)
-        region = find_region(machine, address)
-        if region.written:
-            for i in range(nbytes):
-                store8(region.written + address - region.start + i, 1)
 
 
 def load_lanes(
@@ -437,20 +288,6 @@ def load_lds(machine: Machine, wave: Wave, mask: int, addresses: int, target: in
         copy_in(wave.lds, mask, addresses, target, element, elements)
 
 
-def lds_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbytes: int, place: int) -> int:
-    """Whether every byte of LDS to be read was written, as far as this wave can see."""
-    bad = 0
-    rest = mask
-    while rest:
-        lane = lowest_bit(rest)
-        rest = rest & (rest - 1)
-        if any_unwritten(wave.lds + wave.lds_bytes + load64(addresses + 8 * lane), nbytes):
-            bad = bad | (1 << lane)
-    if bad:
-        raise_fault(machine, wave, LDS_UNINITIALISED, place, load64(addresses + 8 * lowest_bit(bad)), bad, nbytes)
-    return bad == 0
-
-
 def store_lds(machine: Machine, wave: Wave, mask: int, addresses: int, data: int, shape: int, place: int) -> None:
     """An LDS store."""
     wave.place = place
@@ -479,45 +316,6 @@ def store_lds(machine: Machine, wave: Wave, mask: int, addresses: int, data: int
                 lane = lowest_bit(rest)
                 rest = rest & (rest - 1)
                 fill_bytes(wave.lds + wave.lds_bytes + load64(addresses + 8 * lane), 1, nbytes)
-
-
-def release(machine: Machine, wave: Wave, scope: int) -> None:
-    """Earlier LDS operations are done; beyond the CTA, vector memory too, and caches written back to the scope."""
-    complete_stores(machine, wave, 0, LDS_FLAG)
-    if scope >= AGENT_SCOPE:
-        complete_loads(machine, wave, -1)
-        complete_stores(machine, wave, 0, 0)
-        release_caches(machine, Cta(wave.cta), scope)
-
-
-def fence(machine: Machine, wave: Wave, ordering: int, scope: int) -> None:
-    """A fence within the CTA waits for LDS only: its waves share one L1."""
-    if ordering >= RELEASE:
-        release(machine, wave, scope)
-    if ordering != RELEASE and scope >= AGENT_SCOPE:
-        complete_loads(machine, wave, -1)
-        acquire_caches(Cta(wave.cta), scope)
-
-
-def cache_operation(machine: Machine, wave: Wave, ordering: int, scope: int) -> None:
-    """buffer_wbl2 and buffer_inv as assembly: what fences of that scope do."""
-    fence(machine, wave, ordering, scope)
-
-
-def wait_count(machine: Machine, wave: Wave, vector: int, local: int) -> None:
-    """s_waitcnt: all but the newest `vector` vector memory operations are done (63: no wait), and unless it is 15 all
-    but `local` of LDS, which counts as 0."""
-    if local < 15:
-        complete_stores(machine, wave, 0, LDS_FLAG)
-    if vector < 63:
-        complete_loads_until(machine, wave, wave.issued - vector)
-        complete_stores(machine, wave, vector, 0)
-
-
-def wait_load(machine: Machine, wave: Wave, place: int) -> None:
-    """The first use of a load's value: it, and the loads before it, have sampled memory."""
-    if wave.loads:
-        complete_loads(machine, wave, place)
 
 
 def load_edge(

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from monodraft.executor.fast.records import ACQUIRE, RELEASE, Machine, Wave
-from monodraft.executor.fast.runtime_access import (
-    fence,
-    lds_written,
-    look_at_addresses,
-    note_load,
-    release,
-    within_lds,
-    within_regions,
-)
+from monodraft.executor.fast.runtime_access import note_load
 from monodraft.executor.fast.runtime_caches import load_word, store_word
+from monodraft.executor.fast.runtime_checks import lds_written, look_at_addresses, within_lds, within_regions
 from monodraft.executor.fast.runtime_pending import (
     LDS_FLAG,
     ORDERING_SHIFT,
@@ -22,6 +15,7 @@ from monodraft.executor.fast.runtime_pending import (
     settle_own_stores,
     visible,
 )
+from monodraft.executor.fast.runtime_waits import fence, release
 from monodraft.executor.fast.words import (
     add_f32,
     add_f64,

@@ -25,8 +25,8 @@ from monodraft.executor.fast.records import (
     Machine,
     Wave,
 )
-from monodraft.executor.fast.runtime_access import raise_fault
 from monodraft.executor.fast.runtime_caches import write_back
+from monodraft.executor.fast.runtime_checks import raise_fault
 from monodraft.executor.fast.runtime_pending import (
     commit_all,
     commit_some,

@@ -119,7 +119,7 @@ def lane_loop(name: str, inputs: list[str], output: str, body: list[str]) -> str
 
 
 def address_range() -> str:
-    """`address_range(mask, addresses, result)`: see runtime_access."""
+    """`address_range(mask, addresses, result)`: see runtime_checks."""
     longs = "vector<64xi64>"
     return "\n".join(
         [
