@@ -16,8 +16,8 @@ from monodraft.testing import random_weights
 
 pytestmark = pytest.mark.executed
 
-MAIN = Case(ranks=2, requests=2)
-"""14 query rows of two requests, M3.1's layer, window 64, on 2 ranks: what most tests here share."""
+MAIN = Case(ranks=2, requests=2, overrides=(("windows", (12, 64)),))
+"""14 query rows of two requests, M3.1's layer, a window that bites, on 2 ranks: what most tests here share."""
 
 EVERY = [
     *(Case(Family.MINIMAX_M31, ranks, 2) for ranks in (1, 2, 4, 8)),
@@ -50,7 +50,7 @@ def test_drafts_of_every_family_and_rank_count(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_sampled_drafts_are_the_reference_s(ranks: int) -> None:
     compare(Case(ranks=ranks), rounds=6, temperature=0.8)
 

@@ -1,29 +1,73 @@
-"""Whole generations of the shipped pair through the one-launch kernel: the very tokens of the `mxfp8` reference."""
+"""Whole generations of the shipped pair: at every proposal the one-launch kernel drafts what the reference drafts."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+import torch
+from drafts import Outcome, compare_draft
 
-from monodraft.cli.app import app
+from monodraft.checkpoint import load_drafter
+from monodraft.checkpoint.shipped import DRAFTER, TARGET
+from monodraft.drafter import Anchor, ContextRows, Draft
+from monodraft.hosts.executor_drafter import ExecutorDrafter
+from monodraft.loop.pair import load_target, load_tokenizer
+from monodraft.loop.request import Request
+from monodraft.loop.sampling import Sampling
+from monodraft.loop.session import Session
+from monodraft.reference import ReferenceDrafter
 
 pytestmark = [pytest.mark.executed, pytest.mark.slow]
 
 
-def generated(*options: str) -> tuple[list[int], list[int], list[int]]:
-    """Tokens, and drafts verified and accepted at each position, of one run."""
-    arguments = ["generate", "def parse(line):", "--json", "--no-compare", "--max-new-tokens", "48", *options]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    (text,) = json.loads(result.stdout)["texts"]
-    return text["tokens"], text["statistics"]["verified"], text["statistics"]["accepted"]
+class Both:
+    """A drafter that asks the kernel and the reference, compares, and goes on with the reference's drafts."""
+
+    def __init__(self, executed: ExecutorDrafter, reference: ReferenceDrafter) -> None:
+        self.drafters: tuple[Any, Any] = (executed, reference)
+        self.outcome = Outcome()
+
+    @property
+    def config(self) -> Any:
+        return self.drafters[1].config
+
+    def open(self, request: int) -> None:
+        for drafter in self.drafters:
+            drafter.open(request)
+
+    def close(self, request: int) -> None:
+        for drafter in self.drafters:
+            drafter.close(request)
+
+    def fork(self, source: int, request: int, length: int) -> None:
+        for drafter in self.drafters:
+            drafter.fork(source, request, length)
+
+    def commit(self, rows: Sequence[ContextRows]) -> None:
+        for drafter in self.drafters:
+            drafter.commit(rows)
+
+    def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
+        executed, reference = self.drafters
+        wanted = reference.propose_with_margins(anchors, logits=True)
+        for ours, theirs in zip(executed.propose(anchors, logits=True), wanted, strict=True):
+            compare_draft(ours, theirs, self.outcome)
+        return [each.draft for each in wanted]
 
 
-@pytest.mark.parametrize("sampled", [(), ("--temperature", "0.7", "--seed", "5")], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("ranks", ["1", "2", "4", "8"])
-def test_the_shipped_pair_drafts_what_the_reference_drafts(ranks: str, sampled: tuple[str, ...]) -> None:
-    """A drafted token that differed would change what is verified or accepted somewhere."""
-    ours = generated("--backend", "executor", "--ranks", ranks, *sampled)
-    assert ours == generated("--numerics", "mxfp8", "--ranks", ranks, *sampled)
+@pytest.mark.parametrize("temperature", [0.0, 0.7], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_the_shipped_pair_drafts_what_the_reference_drafts(ranks: int, temperature: float) -> None:
+    config, weights = load_drafter(DRAFTER, TARGET)
+    executed = ExecutorDrafter(config, weights, ranks=ranks, max_requests=2)
+    both = Both(executed, ReferenceDrafter(config, weights, "mxfp8", ranks=ranks))
+    session = Session(load_target(TARGET, config, dtype=torch.float32, device="cpu"), both)
+    prompt = tuple(load_tokenizer(TARGET)("def parse(line):")["input_ids"])
+    session.add(Request(prompt=prompt, max_new_tokens=48, sampling=Sampling(temperature), seed=5))
+    while session.running:
+        session.step()
+    outcome = both.outcome
+    print(f"ranks {ranks}, temperature {temperature}: {outcome.compared} compared, near ties {outcome.near_ties}")
+    assert outcome.compared >= 48
