@@ -25,7 +25,7 @@ EVERY = [
     *(Case(Family.MINICPM5, ranks, 2) for ranks in (1, 2, 4, 8)),
     *(Case(Family.QWEN3, ranks, 1, kind) for kind in (MarkovKind.GATED, MarkovKind.RNN) for ranks in (1, 4)),
     *(Case(ranks=ranks, requests=1, all_reduce=AllReduce.TWO_STAGE) for ranks in (2, 4, 8)),
-    Case(ranks=2, requests=1, splits=2),
+    Case(ranks=4, requests=1, splits=2),
     Case(Family.QWEN3, 4, 2, splits=2),
     Case(ranks=2, requests=2, overrides=(("head_dim", 128), ("num_heads", 4), ("num_kv_heads", 2))),
     Case(ranks=1, requests=1, overrides=(("windows", (5, None)),)),
