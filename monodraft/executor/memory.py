@@ -21,6 +21,9 @@ BASE = 0x7F00_0000_0000
 GUARD = 256
 WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
+LINUX_NORESERVE = 0x4000
+"""MAP_NORESERVE, where this Python's mmap does not name it (3.11)."""
+
 
 @dataclass(eq=False)
 class Region:
@@ -71,7 +74,7 @@ class Memory:
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise BadLaunch("memory", faults=[Fault("ranks", str(self.ranks), "at least 1")])
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", LINUX_NORESERVE)
         self._mapping = mmap.mmap(-1, self.capacity, flags=flags)
         self.raw = np.frombuffer(self._mapping, np.uint8)
         self.words = {size: self.raw.view(kind) for size, kind in WORD.items()}
