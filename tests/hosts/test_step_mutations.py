@@ -33,6 +33,9 @@ class MutantDrafter(FaultyDrafter):
 
     def __init__(self, step: Any) -> None:
         super().__init__(ticks=SLICE)
+        # Uncached memory would hide a put of too narrow a scope; ordinary memory must be enough for the right one.
+        for view in self.workspace.exchange:
+            view.region.uncached = False
         self._step = step
 
     def program(self, requests: int, context_rows: int, sampled: bool = False) -> tuple[Plan, Any]:
