@@ -9,7 +9,8 @@ The policy, the same on the host, in torch and on gfx950 (docs/formats.md says w
 - Zero block (only zeros of either sign): code 1, every element byte 0x00.
 - A NaN or an infinity anywhere in the block: scale byte 255, every element byte 0x7F.
 - Decode: element * 2^(scale - 127); scale 255 makes the whole block NaN; scale 0 is 2^-127; elements 0x7F and 0xFF are
-  NaN. A product of 2^128 or more (scale >= 247, from foreign encoders only) overflows to infinity in float32.
+  NaN. A product of 2^128 or more (scale >= 247) overflows to infinity in float32. Of our own blocks that is a value
+  from 248 * 2^120 (3.2963e38) on: it rounds to 256 * 2^120, the element that is nearest but one past float32's end.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from monodraft.loop.verify import Finish
 pytestmark = pytest.mark.numbers
 
 VOCAB = 11
-quick = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = settings(suppress_health_check=list(HealthCheck))
 
 
 def expected_output(target: ScriptedTarget, request: Request, longest: int | None) -> tuple[list[int], Finish]:

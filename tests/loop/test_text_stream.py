@@ -17,7 +17,7 @@ decode = decoder(TOKENIZER)
 
 
 @given(text=st.text(max_size=40), context=st.sampled_from(["", "def f", "é"]))
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 def test_pieces_put_together_are_the_text(text: str, context: str) -> None:
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     stream = TextStream(decode, TOKENIZER(context)["input_ids"])

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monodraft.reference import rounded
@@ -54,7 +54,6 @@ def spread(shape: tuple[int, ...], seed: int, powers: int) -> torch.Tensor:
     return torch.ldexp(torch.randn(shape, generator=generator), scale).bfloat16()
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-160, 127), st.sampled_from(DTYPES))
 def test_round_to_is_one_rounding(mantissa: float, exponent: int, dtype: torch.dtype) -> None:
     value = math.ldexp(math.frexp(mantissa)[0], exponent)
