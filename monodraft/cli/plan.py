@@ -15,13 +15,14 @@ from rich.table import Table
 from monodraft.checkpoint import read_config
 from monodraft.checkpoint.shipped import DRAFTER
 from monodraft.cli.writing import write_text
-from monodraft.plan.cost import projection, stage_costs
+from monodraft.plan.cost import layer_projection, projection, stage_costs
 from monodraft.plan.device import check_device
 from monodraft.plan.drawing import svg
 from monodraft.plan.gpus import find_gpu
 from monodraft.plan.layout import exchange_block, local_block, weight_block
 from monodraft.plan.lds import LDS_BYTES, lds_map
 from monodraft.plan.order import check_order
+from monodraft.plan.published import VLLM_MONO
 from monodraft.plan.regions import regions
 from monodraft.plan.shape import StepShape
 from monodraft.plan.step import Plan
@@ -50,21 +51,23 @@ def plan_command(
     speed = find_gpu(gpu)
     checked = check_order(plan)
     costs, total = stage_costs(plan, context), projection(plan, context, speed)
+    layer = layer_projection(plan, context, speed)
     if picture is not None:
         write_text(picture, svg(plan, costs, total, speed.name))
     if as_json:
-        print(json.dumps(described(plan, costs, total, checked), indent=1))
+        print(json.dumps(described(plan, costs, total, layer, checked), indent=1))
         return
     console = Console()
     console.print(_stages(plan, costs))
     console.print(_regions(plan))
+    console.print(_layers(plan, layer, speed.name))
     for line in _summary(plan, total, checked, speed.name):
         console.print(line, highlight=False)
     if picture is not None:
         console.print(f"drawn to {picture}")
 
 
-def described(plan: Plan, costs: list[Any], total: Any, checked: int) -> dict[str, Any]:
+def described(plan: Plan, costs: list[Any], total: Any, layer: Any, checked: int) -> dict[str, Any]:
     """The plan for a script."""
     shape = plan.shape
     return {
@@ -86,6 +89,8 @@ def described(plan: Plan, costs: list[Any], total: Any, checked: int) -> dict[st
         },
         "cost": [asdict(cost) for cost in costs],
         "projection": asdict(total),
+        "layer": asdict(layer),
+        "published_layers": [asdict(each) for each in VLLM_MONO],
         "ordered_pairs": checked,
     }
 
@@ -111,6 +116,22 @@ def _regions(plan: Plan) -> Table:
         size = f"{region.words * 4 / 1024:.1f} x {region.sets}"
         owners, readers = ", ".join(region.owners), ", ".join(region.readers) or "the host"
         table.add_row(region.name, owners, readers, size, region.scope)
+    return table
+
+
+def _layers(plan: Plan, layer: Any, gpu: str) -> Table:
+    table = Table(
+        title="one layer, side by side", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        caption="ours projected from bytes and hand-offs, vLLM's stated in its source: other weights, other attention",
+    )  # fmt: skip
+    for name in ("layer", "ranks", "rows", "MB a rank", "hand-offs", "us"):
+        table.add_column(name, justify="left" if name == "layer" else "right")
+    shape, moved = plan.shape, (layer.weight_bytes + layer.kv_bytes) / 1e6
+    ours = (f"this plan ({gpu})", str(shape.ranks), str(shape.rows), f"{moved:.1f}", str(layer.hand_offs))
+    table.add_row(*ours, f"{layer.least_us:.1f} to {layer.most_us:.1f}")
+    for each in VLLM_MONO:
+        us = f"{each.least_us:.1f} to {each.most_us:.1f}"
+        table.add_row(each.kernel, "4", str(each.tokens), "not stated", "not stated", us)
     return table
 
 

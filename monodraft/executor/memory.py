@@ -31,7 +31,8 @@ class Region:
 
     `address` is its device address; `array` a live view with the dtype and shape it was made with. `uncached` memory
     (fine-grained peer memory) bypasses every cache. `written` marks initialised bytes of a region made with
-    `initialised=False`; it is None where everything is initialised.
+    `initialised=False`; it is None where everything is initialised. `loads`, once `count_loads` was called, is a
+    uint32 a byte: how many load instructions of waves took it, whichever of their lanes did.
     """
 
     rank: int
@@ -40,6 +41,11 @@ class Region:
     array: np.ndarray
     uncached: bool = False
     written: np.ndarray | None = None
+    loads: np.ndarray | None = field(default=None, repr=False)
+
+    def count_loads(self) -> None:
+        """From here on count loads of every byte in `loads`, from 0; over as many runs as there are."""
+        self.loads = np.zeros(self.nbytes, np.uint32)
 
     @property
     def nbytes(self) -> int:

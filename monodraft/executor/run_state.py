@@ -80,6 +80,7 @@ class RunState:
         self.delayed_lds = job.model.delayed_lds and self.policy.delays
         self.marks_writes = any(region.written is not None for region in job.memory.regions)
         self.checks_reads = self.marks_writes and job.model.uninitialised
+        self.counts_loads = any(region.loads is not None for region in job.memory.regions)
         self.translations = [translate(each.program, self.late_loads) for each in job.dispatches]
         self.report = Report("reference", job.schedule.seed)
         self.bytes: Counter[tuple[str, int | str]] = Counter()
@@ -132,6 +133,14 @@ class RunState:
                 first = int(offset) - region.start
                 bad[row] = not region.written[first : first + nbytes].all()
         return bad
+
+    def count_loads(self, index: np.ndarray, size: int) -> None:
+        """One load instruction of words [n, words] in regions that count them: each byte once."""
+        for word in np.unique(index):
+            region = self.memory.find(int(word) * size)
+            if region is not None and region.loads is not None:
+                first = int(word) * size - region.start
+                region.loads[first : first + size] += 1
 
     def mark_written(self, index: np.ndarray, size: int) -> None:
         for offset in (index * size).reshape(-1):

@@ -5,13 +5,13 @@ Nothing here is measured on a GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from monodraft.plan.gpus import Gpu
 from monodraft.plan.layout import SIZES, weight_block
 from monodraft.plan.order import turns
-from monodraft.plan.step import Plan, Stage
+from monodraft.plan.step import Plan, Repeat, Stage
 
 HAND_OFF_US = (2.0, 5.0)
 """Assumed time of one hand-off, least and most: what published kernels report on this class of machine."""
@@ -84,7 +84,28 @@ def _kv_bytes(plan: Plan, context: int) -> int:
 
 def projection(plan: Plan, context: int, gpu: Gpu) -> Projection:
     """The step on `gpu`, at its measured bandwidth where one is known."""
-    costs = stage_costs(plan, context)
+    return _project(stage_costs(plan, context), gpu)
+
+
+def layer_projection(plan: Plan, context: int, gpu: Gpu) -> Projection:
+    """The mean layer of the step: its stages' bytes and hand-offs, without commit, LM head and chain."""
+    layers = plan.shape.layers
+    layered = {stage.name for stage in plan.stages if stage.repeat is Repeat.LAYER}
+    costs = [
+        replace(
+            cost,
+            runs=1,
+            weight_bytes=cost.weight_bytes // layers,
+            kv_bytes=cost.kv_bytes // layers,
+            hand_offs=cost.hand_offs // layers,
+        )
+        for cost in stage_costs(plan, context)
+        if cost.stage in layered
+    ]
+    return _project(costs, gpu)
+
+
+def _project(costs: list[StageCost], gpu: Gpu) -> Projection:
     weight, kv = sum(cost.weight_bytes for cost in costs), sum(cost.kv_bytes for cost in costs)
     hand_offs = sum(cost.hand_offs for cost in costs)
     speed = gpu.measured_tb_s or gpu.spec_tb_s

@@ -64,6 +64,22 @@ def tail(out: fx.Int64, stream: fx.Stream = fx.Stream(None)):  # noqa: B008
 
 
 @flyc.kernel
+def shared_reads_kernel(x: fx.Tensor, y: fx.Tensor, n: fx.Int32):
+    """y[i] = x[0] + x[8 + i // 4] + 3 reads of x[40 + i] in a loop; x[0] is read by all lanes at one address."""
+    i = fx.thread_idx.x
+    total = x[0] + x[8 + i // 4]
+    for _ in range(fx.Int32(0), n, fx.Int32(1)):
+        total = total + x[40 + i]
+    y[i] = total
+
+
+@flyc.jit
+def shared_reads(x: fx.Tensor, y: fx.Tensor, n: fx.Int32, stream: fx.Stream = fx.Stream(None)):  # noqa: B008
+    """One wave."""
+    shared_reads_kernel(x, y, n).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
+
+
+@flyc.kernel
 def sine_kernel(out: fx.Int64):
     """Uses an operation that the executor does not know."""
     pointer = fx.inttoptr(fx.PointerType.get(fx.Int32.ir_type, fx.AddressSpace.Global), out)

@@ -38,6 +38,24 @@ def test_torch_arguments_regions_and_names() -> None:
     np.testing.assert_array_equal(y.array, x.array * 4 + 7)
 
 
+@pytest.mark.parametrize("schedule", [ex.Schedule.round_robin(), ex.Schedule.random(3)], ids=["round_robin", "random"])
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_loads_are_counted_by_byte_and_instruction(engine: str, schedule: ex.Schedule) -> None:
+    """A byte counts once a load of a wave, however many of its lanes take it; regions that do not count stay as is."""
+    memory = ex.Memory()
+    x = memory.array(0, "x", np.ones(128, np.float32))
+    y = memory.array(0, "y", np.zeros(64, np.float32))
+    x.count_loads()
+    assert x.loads is not None
+    wanted = np.zeros(128, np.uint32)
+    wanted[0], wanted[8:24], wanted[40:104] = 1, 1, 3
+    for runs in (1, 2):
+        ex.run(ex.Launch(launchers.shared_reads, (x, y, 3)), memory=memory, engine=engine, schedule=schedule)
+        np.testing.assert_array_equal(y.array, np.full(64, 5, np.float32))
+        np.testing.assert_array_equal(x.loads, np.repeat(runs * wanted, 4))
+    assert y.loads is None
+
+
 def test_grid_and_block_in_three_dimensions() -> None:
     memory = ex.Memory()
     out = memory.array(0, "out", np.zeros(3 * 2 * 4 * 128, np.int32))

@@ -89,6 +89,8 @@ def test_command_prints_draws_and_writes_json(tmp_path: Path) -> None:
     for stage in ("attention", "gate_up", "chain"):
         assert stage in text
     shown = json.loads(CliRunner().invoke(app, ["plan", "--ranks", "2", "--ctas", "8", "--json"]).output)
+    assert [each["tokens"] for each in shown["published_layers"]] == [1, 2, 4]
+    assert shown["layer"]["hand_offs"] == sum(len(s["waits"]) for s in shown["stages"] if s["repeat"] == "layer")
     assert shown["ranks"] == 2
     assert {stage["name"] for stage in shown["stages"]} >= {"qkv", "o", "post", "down", "lm_head"}
     assert sum(cost["weight_bytes"] for cost in shown["cost"]) == shown["projection"]["weight_bytes"]

@@ -6,10 +6,13 @@ import pytest
 
 from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
 from monodraft.errors import InputError
+from monodraft.plan.cost import layer_projection, projection, stage_costs
 from monodraft.plan.device import check_device
+from monodraft.plan.gpus import find_gpu
 from monodraft.plan.layout import exchange_block, local_block, weight_block
 from monodraft.plan.lds import LDS_BYTES, lds_map
 from monodraft.plan.shape import AllReduce, StepShape
+from monodraft.plan.step import Plan, Repeat
 from monodraft.testing import random_config
 
 pytestmark = pytest.mark.numbers
@@ -87,6 +90,17 @@ def test_released_sizes_fit_the_machine() -> None:
     released = shape(random_config(**M31), ranks=4, ctas=256, positions=8192)
     assert lds_map(released).nbytes <= LDS_BYTES
     assert weight_block(released).nbytes == pytest.approx(3.95e9, rel=0.02)  # embedding and w1 are on every rank
+
+
+def test_a_layer_on_paper_is_its_share_of_the_step() -> None:
+    """Five layers, and what is not of a layer, are the step; the layer of M3.1 is the one that docs/plan.md shows."""
+    plan, gpu = Plan(shape(random_config(**M31), ranks=4, ctas=256, positions=8192)), find_gpu("mi355x")
+    layer, step = layer_projection(plan, 4096, gpu), projection(plan, 4096, gpu)
+    once = [cost for cost in stage_costs(plan, 4096) if plan.stage(cost.stage).repeat is not Repeat.LAYER]
+    assert step.weight_bytes == 5 * layer.weight_bytes + sum(cost.weight_bytes for cost in once)
+    assert step.hand_offs == 5 * layer.hand_offs + sum(cost.hand_offs for cost in once)
+    assert (round(layer.weight_bytes / 1e6, 1), round(layer.kv_bytes / 1e6, 1)) == (86.0, 3.1)
+    assert (layer.hand_offs, round(layer.least_us, 1), round(layer.most_us, 1)) == (9, 30.4, 57.4)
 
 
 def test_keys_are_split_as_far_as_ctas_and_windows_go() -> None:

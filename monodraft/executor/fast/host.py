@@ -176,6 +176,7 @@ class Prepared:
         m["check_written"] = model.uninitialised
         m["mark_regions"] = any(r.written is not None for r in job.memory.regions)
         m["watch_regions"] = model.uninitialised and m["mark_regions"]
+        m["count_regions"] = any(r.loads is not None for r in job.memory.regions)
         m["plain_memory"] = not m["caches"] and not m["mark_regions"]
         m["torn"] = model.torn
         m["speeds"] = block.take(8 * SPEEDS)
@@ -331,9 +332,11 @@ class Prepared:
         table = self.block.words(self.block.take(8 * width * max(len(regions), 1)), width * max(len(regions), 1))
         table = table.reshape(-1, width)
         table[:] = 0
-        for row, region in zip(table, regions, strict=False):
+        self.stamps = [np.zeros(each.nbytes if each.loads is not None else 0, np.uint64) for each in regions]
+        for row, region, stamps in zip(table, regions, self.stamps, strict=False):
             written = region.written.ctypes.data if region.written is not None else 0
-            row[:] = [region.address, region.address + region.nbytes, region.uncached, written, 0]
+            counts = (region.loads.ctypes.data, stamps.ctypes.data) if region.loads is not None else (0, 0)
+            row[:] = [region.address, region.address + region.nbytes, region.uncached, written, 0, *counts]
         self.region_rows = list(zip(regions, table, strict=False))
         self.machine["regions"], self.machine["region_count"] = table.ctypes.data, max(len(regions), 1)
 

@@ -59,6 +59,8 @@ class Machine(Struct):
     check_written: int  # whether LDS reads of bytes that nobody wrote are errors
     watch_regions: int  # the same for regions that started as poison
     mark_regions: int  # whether there are such regions, so that stores mark what they write
+    count_regions: int  # whether some region counts its loads
+    counted: int  # loads counted so far
     commit_rate: int  # chance of a memory event at each turn, in 2^-16
     # Schedule.
     seeded: int
@@ -195,6 +197,8 @@ class Region(Struct):
     uncached: int
     written: int  # host address of one byte per byte, 0 where all is initialised
     delayed: int  # stores to it are delayed as long as allowed
+    loads: int  # host address of a 32-bit count of loads a byte, 0 where nobody counts
+    stamps: int  # host address of the latest load's number a byte, 64 bits
 
 
 class StoreEntry(Struct):

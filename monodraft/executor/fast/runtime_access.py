@@ -13,6 +13,7 @@ from monodraft.executor.fast.runtime_caches import (
 )
 from monodraft.executor.fast.runtime_checks import (
     check_written,
+    count_loads,
     lds_written,
     look_at_addresses,
     mark_written,
@@ -165,6 +166,8 @@ def load_lanes(
         settle_own_stores(machine, wave, allowed, addresses, low, high + element * elements, element * elements, 0)
     if machine.watch_regions and not check_written(machine, wave, allowed, addresses, element * elements, place):
         return
+    if machine.count_regions:
+        count_loads(machine, allowed, addresses, element * elements)
     if machine.late_loads and ordering < ACQUIRE:
         enqueue_load(machine, wave, allowed, addresses, low, high, target, shape, place)
         return
@@ -212,6 +215,8 @@ def load_to_lds(
         settle_own_stores(machine, wave, allowed, addresses, low, high + nbytes, nbytes, 0)
     if machine.watch_regions and not check_written(machine, wave, allowed, addresses, nbytes, place):
         return
+    if machine.count_regions:
+        count_loads(machine, allowed, addresses, nbytes)
     enqueue_load(machine, wave, allowed, addresses, low, high, wave.lds + target, shape | DIRECT_FLAG, place)
     if machine.late_loads == 0:
         complete_loads(machine, wave, place)
@@ -333,6 +338,8 @@ def load_edge(
         part = look_at_addresses(machine, 1 << lane, addresses, (shape & ~0xFF00) | (inside << 8))
         if not within_regions(machine, wave, 1 << lane, addresses, address, address, part, place):
             return
+        if machine.count_regions:
+            count_loads(machine, 1 << lane, addresses, element * inside)
         for i in range(inside):
             value = seen_value(machine, wave, address + element * i, element, scope)
             store_word(target + (64 * i + lane) * element, value, element)

@@ -13,7 +13,19 @@ from monodraft.executor.fast.records import (
 )
 from monodraft.executor.fast.runtime_caches import find_region
 from monodraft.executor.fast.runtime_pending import LOW_BITS_SHIFT
-from monodraft.executor.fast.words import address_of, below, external, fields, load8, load32, load64, lowest_bit, store8
+from monodraft.executor.fast.words import (
+    address_of,
+    below,
+    external,
+    fields,
+    load8,
+    load32,
+    load64,
+    lowest_bit,
+    store8,
+    store32,
+    store64,
+)
 
 LOW_OFFSET = fields(Machine)["low"]
 
@@ -132,6 +144,23 @@ def check_written(machine: Machine, wave: Wave, mask: int, addresses: int, nbyte
     if bad:
         raise_fault(machine, wave, UNINITIALISED, place, load64(addresses + 8 * lowest_bit(bad)), bad, nbytes)
     return bad == 0
+
+
+def count_loads(machine: Machine, mask: int, addresses: int, nbytes: int) -> None:
+    """Count a load in the regions that count: every byte once, whichever lanes take it."""
+    machine.counted += 1
+    rest = mask
+    while rest:
+        lane = lowest_bit(rest)
+        rest = rest & (rest - 1)
+        address = load64(addresses + 8 * lane)
+        region = find_region(machine, address)
+        if region.loads:
+            first = address - region.start
+            for i in range(nbytes):
+                if load64(region.stamps + 8 * (first + i)) != machine.counted:
+                    store64(region.stamps + 8 * (first + i), machine.counted)
+                    store32(region.loads + 4 * (first + i), load32(region.loads + 4 * (first + i)) + 1)
 
 
 def mark_written(machine: Machine, mask: int, addresses: int, nbytes: int) -> None:

@@ -49,6 +49,8 @@ class GlobalMemory(Waits):
             self.flush_touching(index, shape.word)
         if machine.checks_reads:
             self.check_written(start, shape, lanes, m, place)
+        if machine.counts_loads:
+            machine.count_loads(index, shape.word)
         self.note_load(index, shape.word, number, place, scope, lanes, m)
         if scope.acquire:
             self.wait(0, None)
