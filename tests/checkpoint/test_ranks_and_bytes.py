@@ -74,6 +74,19 @@ def test_shards_add_up_to_the_whole_layer(family: str, ranks: int) -> None:
     assert torch.equal(torch.cat([part.markov_w2 for part in shards]), weights.markov_w2)
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_pitfall_16_lm_head_and_markov_w2_are_split_at_the_same_ids(ranks: int) -> None:
+    """Base and bias logits of an id come from one rank; nothing is padded, doubled or dropped."""
+    config = random_config(vocab_size=520)
+    weights = random_weights(config)
+    shards = [shard(config, weights, rank, ranks) for rank in range(ranks)]
+    for part, own in zip(shards, (rank_slice(config, rank, ranks) for rank in range(ranks)), strict=True):
+        assert torch.equal(part.lm_head, weights.lm_head[own.vocab.start : own.vocab.stop])
+        assert torch.equal(part.markov_w2, weights.markov_w2[own.vocab.start : own.vocab.stop])
+        assert torch.equal(part.markov_w1, weights.markov_w1)
+    assert torch.equal(torch.cat([part.markov_w2 for part in shards]), weights.markov_w2)
+
+
 def test_replicated_tensors_are_shared_and_not_copied() -> None:
     config = random_config(markov=MarkovKind.GATED)
     weights = random_weights(config)

@@ -43,7 +43,7 @@ def test_pitfall_1_the_anchor_sits_behind_the_committed_rows() -> None:
     assert all(text[anchor.position] == anchor.token for anchor in drafter.proposed)
 
 
-def test_pitfall_12_and_13_the_verified_width_varies_by_round_and_the_text_does_not() -> None:
+def test_pitfalls_11_12_and_13_the_verified_width_varies_by_round_and_the_text_does_not() -> None:
     target = ScriptedTarget()
     widths = iter([4, 0, 1, 3, 2, 4, 0, 0, 4] * 9)
     session = Session(target, ScriptedDrafter(target, right_then_wrong(target, 4, lambda _a: next(widths))))

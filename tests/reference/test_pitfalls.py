@@ -223,6 +223,23 @@ def test_31_theta_changes_the_draft() -> None:
     assert not torch.equal(final_rows(config, weights, features), final_rows(other, weights, features))
 
 
+def test_15_rope_turns_pairs_and_keeps_their_length() -> None:
+    """cos^2 + sin^2 of two float32 is 1 within 2^-23, so a pair's length within 2^-24, and some for float64."""
+    config = small_config(Family.QWEN3, rotary_dim=32)
+    rope = Rope(config, CPU)
+    x = torch.randn(6, 2, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = rope.rotate(x, rope.tables(Exact(), torch.tensor([0, 1, 2, 77, 4095, 100_000])))
+    before, after = (torch.hypot(v[..., :16], v[..., 16:]) for v in (x, y))
+    assert ((after - before).abs() <= before * 2.0**-23).all()
+
+
+def test_32_the_window_is_that_of_the_layer() -> None:
+    """A row of the context out of the first layer's window is seen where the second has none, and the other way."""
+    for windows, seen in (((3, None), True), ((None, 3), True), ((3, 3), False)):
+        config = small_config(num_layers=2, windows=windows)
+        assert changed_rows(config, 0, 12) == [seen] * config.block_size, windows
+
+
 @pytest.mark.parametrize("rotary", list(Rotary))
 def test_partial_rope_leaves_the_rest_untouched(rotary: Rotary) -> None:
     """Head 32, 8 dims turned: (d, d + 4), or (d, d + 16) for Gemma4; all other dims keep their bits."""

@@ -8,9 +8,10 @@ import torch
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.drafter import Anchor, ContextRows
 from monodraft.reference import ReferenceDrafter
+from monodraft.training import train_drafter as training
 from monodraft.training.acceptance import accepted_lengths, measure_acceptance
 from monodraft.training.configs import minimax_m31_config, qwen3_config
-from monodraft.training.draft_model import DraftModel, make_blocks
+from monodraft.training.draft_model import Blocks, DraftModel, make_blocks
 from monodraft.training.export import export_weights
 from monodraft.training.features import target_features
 from monodraft.training.target_model import TargetRecipe, build_target
@@ -90,3 +91,35 @@ def test_accepted_lengths_line_up_with_the_text() -> None:
     assert accepted_lengths(model, target, texts, 20)[0, 0] == 7
     texts[0, 24] = (texts[0, 24] + 1) % RECIPE.vocab_size
     assert accepted_lengths(model, target, texts, 20)[0, 0] == 3
+
+
+def test_pitfall_21_features_stand_before_the_final_norm_and_logits_behind_it() -> None:
+    target = build_target(RECIPE).eval()
+    target.model.norm.weight.data = torch.linspace(0.5, 2.0, RECIPE.hidden_size)
+    tokens = torch.randint(3, RECIPE.vocab_size, (2, 12), generator=torch.Generator().manual_seed(2))
+    last = RECIPE.num_layers - 1
+    features, logits = target_features(target, tokens, (0, last))
+    stream = features[..., RECIPE.hidden_size :]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(target.lm_head(target.model.norm(stream)), logits)
+        assert not torch.equal(target.lm_head(stream), logits)
+
+
+def test_pitfall_22_anchors_have_a_context_and_a_whole_block_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token of a window is supervised; an anchor needs one row before it and its block after it, inside."""
+    config = CONFIGS["minimax-m31"]
+    seen: list[torch.Tensor] = []
+
+    def recorded(anchors: torch.Tensor, length: int, block: int, window: int | None) -> Blocks:
+        seen.append(anchors)
+        return make_blocks(anchors, length, block, window)
+
+    monkeypatch.setattr(training, "make_blocks", recorded)
+    length = config.block_size + 4
+    recipe = training.DrafterRecipe(steps=6, batch=2, sequence=length, anchors=3)
+    tokens = torch.randint(3, RECIPE.vocab_size, (2, length), generator=torch.Generator().manual_seed(3))
+    training.train_drafter(
+        build_target(RECIPE).eval(), config, lambda _: tokens, recipe, torch.device("cpu"), lambda *_: None
+    )
+    anchors = torch.cat([each.flatten() for each in seen])
+    assert set(anchors.tolist()) == {1, 2, 3}  # 1 .. length - 1 - block: all that fit, and no other
