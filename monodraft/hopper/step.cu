@@ -31,7 +31,7 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
   for (u32 i = 0; i < (u32)a.count; i++) {
     const Stage& s = fixed().stages[i];
     const u32 stage = a.first + i, thread = opaque(own_thread);
-    if (a.stamps && thread == 0) a.stamps[(blockIdx.x * MAX_STAGES + stage) * 2] = clock64();
+    if (a.stamps && thread == 0) a.stamps[(cta() * MAX_STAGES + stage) * 2] = clock64();
     switch (s.kind) {
       case KIND_LINEAR:
         if (s.out == OUT_HEADS && thread >= 32) prefetch_keys(a, s, thread - 32);
@@ -53,9 +53,9 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
         break;
       default:
         choose(a, BLOCK - 1, fixed().previous, thread >> 5, thread & 31);
-        if (blockIdx.x == 0 && thread == 0) store_relaxed(a.epoch, epoch + 1);
+        if (cta() == 0 && thread == 0) store_relaxed(a.epoch, epoch + 1);
     }
-    if (a.stamps && thread == 0) a.stamps[(blockIdx.x * MAX_STAGES + stage) * 2 + 1] = clock64();
+    if (a.stamps && thread == 0) a.stamps[(cta() * MAX_STAGES + stage) * 2 + 1] = clock64();
     if (i + 1 < (u32)a.count) next_stage(a, health, stage, epoch << 8 | stage, thread);
   }
 }

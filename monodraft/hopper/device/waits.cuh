@@ -3,7 +3,7 @@
 // A wait that runs out records where it was and goes on as if satisfied: every other wait of the launch then finds the
 // record and ends at once, all named barriers still pair up, the launch completes with rubbish, and the host raises.
 #pragma once
-#include "memory.cuh"
+#include "grid.cuh"
 
 // Places that wait. The host names them (monodraft/hopper/health.py holds the same list, a test compares).
 enum Region : u32 { REGION_NONE, REGION_WEIGHTS, REGION_RING, REGION_ACTIVATIONS, REGION_GRID };
@@ -18,7 +18,7 @@ INLINE void record_failure(const Health& h, u32 stage, u32 region, u32 wanted, u
   if (atomicCAS(h.words, 0u, 1u) != 0u) return;
   h.words[1] = stage;
   h.words[2] = region;
-  h.words[3] = blockIdx.x;
+  h.words[3] = cta();
   h.words[4] = wanted;
   h.words[5] = seen;
   h.words[6] = missing;
@@ -38,9 +38,9 @@ INLINE void wait_phase(const Health& h, u32 bar, u32 parity, u32 stage, u32 regi
 // One counter for the grid whose top bit flips when the last CTA arrives (it resets itself, so graph replays need no
 // memset), and one progress word per CTA, which a wait that ran out reads to name who is missing. One thread calls it.
 INLINE void wait_grid(const Health& h, u32* counter, u32* progress, u32 tag, u32 stage, bool publish) {
-  u32 add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u, old;
+  u32 add = cta() == 0 ? 0x80000000u - (ctas() - 1) : 1u, old;
   if (publish) {
-    store_relaxed(progress + blockIdx.x, tag);
+    store_relaxed(progress + cta(), tag);
     old = add_release(counter, add);
   } else {
     old = load_acquire(counter);
@@ -53,7 +53,7 @@ INLINE void wait_grid(const Health& h, u32* counter, u32* progress, u32 tag, u32
     if (load_relaxed(h.words)) return;
     if ((u64)(clock64() - start) > h.bound) {
       u32 missing = ~0u, seen = tag;
-      for (u32 i = 0; i < gridDim.x && missing == ~0u; i++) {
+      for (u32 i = 0; i < ctas() && missing == ~0u; i++) {
         u32 t = load_relaxed(progress + i);
         if (t != tag) missing = i, seen = t;
       }

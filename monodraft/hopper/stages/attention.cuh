@@ -212,7 +212,7 @@ INLINE void store_partial(const Args& a, const float (*out)[2][4], const float* 
 // Asks L2 for the context keys of this CTA's items while the projection of the block's heads is still running.
 INLINE void prefetch_keys(const Args& a, const Stage& s, u32 thread) {
   const u32 splits = fixed().step[STEP_SPLITS], items = (u32)fixed().step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
-  for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
+  for (u32 item = cta(); item < items; item += ctas()) {
     const u32 range = item % splits, head = item / (splits * M_GROUPS), request = head / KV_HEADS;
     const Keys keys = keys_of(request, s.layer);
     const u32 begin = range * keys.per, end = min(keys.context, begin + keys.per);
@@ -230,7 +230,7 @@ INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   const float4 q_factor = __ldg(factors), k_factor = __ldg(factors + HEAD / 4);
   float* stats = (float*)(scratch + STATS_AT);
 #pragma unroll 1
-  for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
+  for (u32 item = cta(); item < items; item += ctas()) {
     const u32 range = item % splits, m_first = item / splits % M_GROUPS * M_ROWS, head = item / (splits * M_GROUPS);
     const u32 request = head / KV_HEADS, kv_head = head % KV_HEADS;
     const Keys keys = keys_of(request, s.layer);
@@ -267,7 +267,7 @@ INLINE void combine(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   const u32 warp = uniform(thread >> 5), lane = thread & 31, splits = fixed().step[STEP_SPLITS];
   const float4* sums = (const float4*)(scratch + warp * AT_ONCE * 512) + lane;
 #pragma unroll 1
-  for (u32 unit = blockIdx.x + warp * gridDim.x; unit < (u32)fixed().step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * gridDim.x) {
+  for (u32 unit = cta() + warp * ctas(); unit < (u32)fixed().step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * ctas()) {
     const u32 head = unit % HEADS, row = unit / HEADS, request = row / BLOCK;
     const u32 m = row % BLOCK * GROUP + head % GROUP, ranges = keys_of(request, s.layer).ranges;
     const u32 first = ((request * KV_HEADS + head / GROUP) * M_GROUPS + m / M_ROWS) * splits * M_ROWS + m % M_ROWS;

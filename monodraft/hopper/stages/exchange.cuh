@@ -73,7 +73,7 @@ INLINE void next_stage(const Args& a, const Health& health, u32 stage, u32 tag, 
   fence_bulk_global();
   epilogue_sync();
   if (thread == 0) {
-    bool publish = !((int)blockIdx.x == a.fault_cta && (int)stage == a.fault_stage);
+    bool publish = !((int)cta() == a.fault_cta && (int)stage == a.fault_stage);
     wait_grid(health, a.counter, a.progress, tag, stage, publish);
   }
   epilogue_sync();

@@ -15,11 +15,11 @@ INLINE void linear_compute(const Stage& s, const Health& health, Ring& ring, Pas
     const u32 buffer = s.parts > 1 ? part & 1u : 0u, x = base + buffer * (PLANE / 2);
     wait_phase(health, ready_bar(buffer), ready_parity_of(ready_parity, buffer), stage, REGION_ACTIVATIONS);
     ready_parity ^= 1u << buffer;
-    for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * gridDim.x) {
+    for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * ctas()) {
       float acc[ROW_TILES][4];
 #pragma unroll
       for (int n = 0; n < ROW_TILES; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
-      if (r0 + sub * gridDim.x < s.row_blocks)
+      if (r0 + sub * ctas() < s.row_blocks)
         for (u32 c = warp & (split - 1); c < chunks; c += split)
           consume_chunk<MX, PLANE>(health, ring, acc, x + c * CHUNK_BYTES, lane, stage);
       await_red_free(passes);
@@ -165,20 +165,20 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
       else if (thread < ROWS) factor[thread] = 1.f;
       epilogue_sync();
     }
-    if (s.out == OUT_LOGITS && blockIdx.x < (u32)fixed().step[STEP_REQUESTS] * BLOCK) {
+    if (s.out == OUT_LOGITS && cta() < (u32)fixed().step[STEP_REQUESTS] * BLOCK) {
       wait_phase(health, ready_bar(buffer), ready_parity_of(ready_parity, buffer), stage, REGION_ACTIVATIONS);
-      confidence += confidence_part(a, shared_address(shared_activations()) + buffer * (PLANE / 2), factor + ROWS, blockIdx.x, part * s.part_chunks * chunk,
+      confidence += confidence_part(a, shared_address(shared_activations()) + buffer * (PLANE / 2), factor + ROWS, cta(), part * s.part_chunks * chunk,
                                     chunks_of_part(s, part) * chunk, thread);
-      if (thread == 0 && part + 1 == s.parts) a.confidence_hidden[blockIdx.x] = confidence * factor[blockIdx.x];
+      if (thread == 0 && part + 1 == s.parts) a.confidence_hidden[cta()] = confidence * factor[cta()];
     }
     ready_parity ^= 1u << buffer;
     u32 slot = 0;
-    for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * gridDim.x, slot += subs) {
+    for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * ctas(), slot += subs) {
       named_sync(BARRIER_FULL + passes.buffer, PAIR_THREADS);
       const float* red = shared_red() + passes.buffer * RED_FLOATS;
       for (u32 i = thread; i < subs * per; i += EPILOGUE_THREADS) {
         const u32 sub = i >> per_log2, q = i & (per - 1), row = q >> pairs_log2, pair = q & (pairs - 1);
-        const u32 row_block = r0 + sub * gridDim.x;
+        const u32 row_block = r0 + sub * ctas();
         const bool live = row_block < s.row_blocks;
         // Lane 4 g + t of a compute warp holds rows g, g + 8 (registers 0/1, 2/3) of columns 2 t, 2 t + 1.
         const u32 reg = (row >> 3) * 4 + (pair >> 2) * 2 + (row & 1), lane = (pair & 3) * 8 + ((row & 7) >> 1);

@@ -80,7 +80,7 @@ INLINE void markov_compute(const Args& a, const Stage& s, const Health& health, 
   wait_phase(health, ready_bar(0), ready_parity_of(ready_parity, 0), stage, REGION_ACTIVATIONS);
   ready_parity ^= 1u;
   const u32 requests = fixed().step[STEP_REQUESTS];
-  for (u32 block = start + warp * gridDim.x; block < s.row_blocks; block += COMPUTE_WARPS * gridDim.x) {
+  for (u32 block = start + warp * ctas(); block < s.row_blocks; block += COMPUTE_WARPS * ctas()) {
     float base[ROW_TILES][2][2], acc[ROW_TILES][4];
     load_base(a, s.step, base, block, requests, lane);
     clear(acc);
@@ -98,7 +98,7 @@ INLINE u32 scaled_pair(u32 v) { return pack_bf16(low_bf16(v) * ACTIVATION_SCALE,
 INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
   const u32 requests = fixed().step[STEP_REQUESTS];
   for (u32 r = warp; r < requests; r += EPILOGUE_WARPS) {
-    const u64* from = a.best + ((u64)(step & 1) * ROWS + r) * gridDim.x;
+    const u64* from = a.best + ((u64)(step & 1) * ROWS + r) * ctas();
     u64 v = 0;
 #pragma unroll
     for (u32 i = 0; i < (GRID + 31) / 32; i++)
@@ -106,7 +106,7 @@ INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
     v = greatest_of_warp(v);
     if (lane == 0) {
       previous[r] = min(~(u32)v, (u32)VOCAB - 1);
-      if (blockIdx.x == 0) a.tokens[r * BLOCK + step] = (int)previous[r];
+      if (cta() == 0) a.tokens[r * BLOCK + step] = (int)previous[r];
     }
   }
 }
@@ -139,7 +139,7 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
   // Confidence of row (r, step) by CTA (row): the hidden part was left by the LM head's stage.
   for (u32 r = warp; r < requests; r += EPILOGUE_WARPS) {
     const u32 row = r * BLOCK + s.step;
-    if (row % gridDim.x != blockIdx.x) continue;
+    if (row % ctas() != cta()) continue;
     float sum = 0.f;
     for (u32 k = lane; k < RANK; k += 32)
       sum += __ldg(a.confidence + HIDDEN_PADDED + k) * low_bf16(__ldg(a.w1 + (u64)previous[r] * RANK + k));
@@ -156,5 +156,5 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
     named_arrive(BARRIER_FREE + passes.buffer, PAIR_THREADS);
     passes.buffer ^= 1u, passes.done++;
   }
-  if (thread < requests) a.best[((u64)(s.step & 1) * ROWS + thread) * gridDim.x + blockIdx.x] = v;
+  if (thread < requests) a.best[((u64)(s.step & 1) * ROWS + thread) * ctas() + cta()] = v;
 }

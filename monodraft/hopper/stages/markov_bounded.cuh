@@ -113,9 +113,9 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
   for (int n = 0; n < ROW_TILES; n++) least[n][0] = least[n][1] = -INFINITY;
   // Base logits and slack of a block are on their way while the one before is computed; the first even before the vectors
   // are there, if an earlier stage of this launch has seen the LM head's end.
-  const u32 stride = COMPUTE_WARPS * gridDim.x;
+  const u32 stride = COMPUTE_WARPS * ctas();
   const u32 half_way = s.row_blocks / (2 * stride);
-  u32 block = start + warp * gridDim.x, turns = 0;
+  u32 block = start + warp * ctas(), turns = 0;
   Scanned next;
   const bool early = s.step && stage > (u32)a.first;
   if (early && block < s.row_blocks) load_scanned(a, s.step, next, block, lane);
@@ -162,7 +162,7 @@ INLINE void markov_bounded_compute(const Args& a, const Stage& s, const Health& 
     }
     const u32 rows = __ballot_sync(~0u, candidate_row) >> (lane & 16) & 0xffffu;
     if (rows && (lane & 15) == 0)
-      bounds.blocks[atomicAdd(&bounds.count, 1u)] = start + (turn * COMPUTE_WARPS + warp) * gridDim.x;
+      bounds.blocks[atomicAdd(&bounds.count, 1u)] = start + (turn * COMPUTE_WARPS + warp) * ctas();
   }
   named_sync(BARRIER_COMPUTE, COMPUTE_WARPS * 32);
   u64 best[ROW_TILES][2] = {};

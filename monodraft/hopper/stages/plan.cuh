@@ -103,7 +103,7 @@ INLINE u32 fragment(u32 row, u32 k, u32 plane) {
   return (row >> 3) * plane + (k >> 5) * 512 + ((row & 7) * 4 + ((k & 31) >> 3)) * 16 + (k & 7) * 2;
 }
 INLINE u32 first_row_block(const Stage& s) {
-  u32 start = blockIdx.x + s.rotation;
-  return start >= gridDim.x ? start - gridDim.x : start;
+  u32 start = cta() + s.rotation;
+  return start >= ctas() ? start - ctas() : start;
 }
 INLINE u32 chunks_of_part(const Stage& s, u32 part) { return min(s.part_chunks, s.chunks - part * s.part_chunks); }

@@ -4,7 +4,7 @@
 
 INLINE void commit_context(const Args& a, u32 warp, u32 lane) {
   const u32 rows = fixed().step[STEP_CONTEXT];
-  for (u32 unit = blockIdx.x + warp * gridDim.x; unit < rows * LAYERS * KV_HEADS; unit += EPILOGUE_WARPS * gridDim.x) {
+  for (u32 unit = cta() + warp * ctas(); unit < rows * LAYERS * KV_HEADS; unit += EPILOGUE_WARPS * ctas()) {
     const u32 kv_head = unit % KV_HEADS, layer = unit / KV_HEADS % LAYERS, row = unit / (KV_HEADS * LAYERS);
     const u32 request = fixed().step[STEP_CONTEXT_REQUEST + row], position = fixed().step[STEP_CONTEXT_POSITION + row];
     const u32 page = a.pages[request * MAX_PAGES + position / PAGE];
@@ -20,9 +20,9 @@ INLINE void commit_context(const Args& a, u32 warp, u32 lane) {
 // Also clears the chain's floors. Row r is row r % BLOCK of request r / BLOCK: the anchor's embedding, then the mask's. Unused rows are zero.
 INLINE void embed_block(const Args& a, u32 thread) {
   const u32 rows = fixed().step[STEP_REQUESTS] * BLOCK;
-  if (blockIdx.x == 0)
+  if (cta() == 0)
     for (u32 i = thread; i < BLOCK * ROWS; i += EPILOGUE_THREADS) a.floors[i] = 0;
-  for (u32 unit = blockIdx.x * EPILOGUE_THREADS + thread; unit < ROWS * HIDDEN_PADDED / 8; unit += gridDim.x * EPILOGUE_THREADS) {
+  for (u32 unit = cta() * EPILOGUE_THREADS + thread; unit < ROWS * HIDDEN_PADDED / 8; unit += ctas() * EPILOGUE_THREADS) {
     const u32 row = (unit >> 2) & (ROWS - 1), k = ((unit >> 2) / ROWS * 4 + (unit & 3)) * 8;
     uint4 v = make_uint4(0, 0, 0, 0);
     if (row < rows && k < HIDDEN) {

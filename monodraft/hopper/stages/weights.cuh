@@ -20,9 +20,9 @@ struct Producer {
 
   INLINE void enter() {
     const Stage& s = stages[stage];
-    row_block = first_row_block(s) + (lane >> s.split_log2) * gridDim.x;
+    row_block = first_row_block(s) + (lane >> s.split_log2) * ctas();
     chunk = lane & ((1u << s.split_log2) - 1);
-    if (s.kind == KIND_MARKOV_BOUNDED && s.step && stage) row_block += MARKOV_RESIDENT * COMPUTE_WARPS * gridDim.x;
+    if (s.kind == KIND_MARKOV_BOUNDED && s.step && stage) row_block += MARKOV_RESIDENT * COMPUTE_WARPS * ctas();
   }
   INLINE void settle() {  // to the next chunk that exists
     for (;;) {
@@ -30,7 +30,7 @@ struct Producer {
       if (row_block < s.row_blocks) {
         if (chunk < chunks_of_part(s, part)) return;
         chunk = lane & ((1u << s.split_log2) - 1);
-        row_block += (COMPUTE_WARPS >> s.split_log2) * gridDim.x;
+        row_block += (COMPUTE_WARPS >> s.split_log2) * ctas();
         if (row_block < s.row_blocks) continue;
       }
       if (++part >= s.parts) {
