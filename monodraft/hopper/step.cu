@@ -49,9 +49,21 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
         break;
       case KIND_MARKOV:
       case KIND_MARKOV_BOUNDED:
+#if RANKS > 1
+        if (s.step) meet_ranks(a, health, epoch << 8 | stage, stage, thread);
+#endif
         markov_epilogue(a, s, passes, ready_parity, fixed().previous, thread);
         break;
+#if RANKS > 1
+      case KIND_SUM:
+        meet_ranks(a, health, epoch << 8 | stage, stage, thread);
+        sum_epilogue(a, s, thread);
+        break;
+#endif
       default:
+#if RANKS > 1
+        meet_ranks(a, health, epoch << 8 | stage, stage, thread);
+#endif
         choose(a, BLOCK - 1, fixed().previous, thread >> 5, thread & 31);
         if (cta() == 0 && thread == 0) store_relaxed(a.epoch, epoch + 1);
     }
@@ -60,7 +72,15 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
   }
 }
 
+#if RANKS > 1
+struct Launch {
+  Args ranks[RANKS];
+};
+extern "C" __global__ void __launch_bounds__(THREADS, 1) draft_step(const __grid_constant__ Launch launch) {
+  const Args& a = launch.ranks[rank_group()];
+#else
 extern "C" __global__ void __launch_bounds__(THREADS, 1) draft_step(const __grid_constant__ Args a) {
+#endif
   const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   let_next_launch_start();
   for (u32 i = thread; i < a.count * sizeof(Stage) / 4; i += THREADS) ((u32*)fixed().stages)[i] = ((const u32*)(a.stages + a.first))[i];

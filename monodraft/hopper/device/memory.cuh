@@ -61,6 +61,13 @@ INLINE u32 load_acquire(const u32* p) {
   return v;
 }
 INLINE void store_relaxed(u32* p, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(p), "r"(x) : "memory"); }
+// Across GPUs.
+INLINE u32 load_acquire_system(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+INLINE void store_release_system(u32* p, u32 x) { asm volatile("st.release.sys.global.u32 [%0],%1;" ::"l"(p), "r"(x) : "memory"); }
 INLINE u32 add_release(u32* p, u32 x) {
   u32 v;
   asm volatile("atom.add.release.gpu.global.u32 %0,[%1],%2;" : "=r"(v) : "l"(p), "r"(x) : "memory");

@@ -6,9 +6,9 @@
 #include "grid.cuh"
 
 // Places that wait. The host names them (monodraft/hopper/health.py holds the same list, a test compares).
-enum Region : u32 { REGION_NONE, REGION_WEIGHTS, REGION_RING, REGION_ACTIVATIONS, REGION_GRID };
+enum Region : u32 { REGION_NONE, REGION_WEIGHTS, REGION_RING, REGION_ACTIVATIONS, REGION_GRID, REGION_PEERS };
 
-// Health record, 16 words: failed, stage, region, CTA, tag wanted, tag seen, missing CTA, arrivals counted.
+// Health record, 16 words: failed, stage, region, CTA, tag wanted, tag seen, missing CTA (or rank), arrivals counted.
 struct Health {
   u32* words;
   u64 bound;  // cycles of the SM clock, for the grid; waits inside a CTA get half as long again, so the cause ends first
@@ -58,6 +58,27 @@ INLINE void wait_grid(const Health& h, u32* counter, u32* progress, u32 tag, u32
         if (t != tag) missing = i, seen = t;
       }
       record_failure(h, stage, REGION_GRID, tag, seen, missing, load_relaxed(counter) & 0x7fffffffu);
+      return;
+    }
+  }
+}
+
+// Waits until `count` flags hold `tag` or a later one (a peer may be ahead by one meeting). One thread calls it. Half as long
+// again as for the grid: where a CTA of a peer is what is missing, that peer's record comes first.
+INLINE void wait_peers(const Health& h, const u32* flags, u32 count, u32 tag, u32 stage) {
+  long long start = 0;
+  u32 polls = 0;
+  for (u32 peer = 0; peer < count;) {
+    const u32 seen = load_acquire_system(flags + peer);
+    if ((int)(seen - tag) >= 0) {
+      peer++;
+      continue;
+    }
+    if (!start) start = clock64();
+    if (++polls & 63u) continue;
+    if (load_relaxed(h.words)) return;
+    if ((u64)(clock64() - start) > h.bound + (h.bound >> 1)) {
+      record_failure(h, stage, REGION_PEERS, tag, seen, peer, peer);
       return;
     }
   }

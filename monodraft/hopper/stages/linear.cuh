@@ -1,6 +1,6 @@
 // A linear of all rows: compute side (stream times activations) and epilogue side (reduce, finish, store).
 #pragma once
-#include "exchange.cuh"
+#include "ranks.cuh"
 
 // ---- compute warps. `warp` 0..COMPUTE_WARPS-1; row block r0 + sub * grid, chunks split over 2^split_log2 warps.
 template <bool MX>
@@ -117,6 +117,12 @@ INLINE float tile_sum(float v) {
 
 // Stores the finished pair y of (row, columns k, k + 1). All 32 lanes call it, `live` or not.
 INLINE void finish_pair(const Args& a, const Stage& s, float2 y, float2 up, u32 row, u32 k, bool live) {
+#if RANKS > 1
+  if (s.out == OUT_PARTIAL) {
+    if (live) put_partial(a, s.step, y, row, k);
+    return;
+  }
+#endif
   if (s.out == OUT_ROWS || s.out == OUT_HEADS) {
     if (live) *(u32*)((u16*)s.output + (u64)row * s.columns + k) = pack_bf16(y.x, y.y);
   } else if (s.out == OUT_LOGITS) {
@@ -210,3 +216,14 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
     }
   }
 }
+
+#if RANKS > 1
+// The all-reduce's second half: every pair of the hidden rows, summed over the ranks, added to the residual.
+INLINE void sum_epilogue(const Args& a, const Stage& s, u32 thread) {
+  for (u32 i = cta() * EPILOGUE_THREADS + thread; i < HIDDEN / 2 * ROWS; i += ctas() * EPILOGUE_THREADS) {
+    const u32 row = (i >> 3) & (ROWS - 1), k = (i >> (3 + ROWS_LOG2)) * 16 + (i & 7) * 2;
+    const float2 y = sum_partials(a, s.step, row, k);
+    finish_pair(a, s, y, y, row, k, true);
+  }
+}
+#endif

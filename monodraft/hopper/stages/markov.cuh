@@ -1,6 +1,6 @@
 // The serial Markov head: at step j, logits = base[j] + w2 w1[previous], argmax, next. w2 streams through the same ring.
 #pragma once
-#include "exchange.cuh"
+#include "ranks.cuh"
 
 // Order of candidates as one integer: the logit (NaN below everything), then the lowest id.
 INLINE u32 ordered(float x) {
@@ -48,7 +48,7 @@ INLINE void keep_best(const Args& a, u32 step, const float (*base)[2][2], const 
       for (int half = 0; half < 2; half++) {
         const float logit = base[n][c][half] + round_bf16(acc[n][half * 2 + c] * (1.f / ACTIVATION_SCALE));
         if (request < requests && id + half * 8 < VOCAB) {
-          best[n][c] = greater(best[n][c], candidate(logit, id + half * 8));
+          best[n][c] = greater(best[n][c], candidate(logit, FIRST_ID(a) + id + half * 8));
           if (a.corrected) a.corrected[(u64)(request * BLOCK + step) * VOCAB_PADDED + id + half * 8] = logit;
         }
       }
@@ -98,14 +98,18 @@ INLINE u32 scaled_pair(u32 v) { return pack_bf16(low_bf16(v) * ACTIVATION_SCALE,
 INLINE void choose(const Args& a, u32 step, u32* previous, u32 warp, u32 lane) {
   const u32 requests = fixed().step[STEP_REQUESTS];
   for (u32 r = warp; r < requests; r += EPILOGUE_WARPS) {
+#if RANKS > 1
+    const u64* from = best_row(a.peers[a.rank], step, r);
+#else
     const u64* from = a.best + ((u64)(step & 1) * ROWS + r) * ctas();
+#endif
     u64 v = 0;
 #pragma unroll
-    for (u32 i = 0; i < (GRID + 31) / 32; i++)
-      if (i * 32 + lane < GRID) v = greater(v, __ldcg(from + i * 32 + lane));
+    for (u32 i = 0; i < (RANKS * GRID + 31) / 32; i++)
+      if (i * 32 + lane < RANKS * GRID) v = greater(v, __ldcg(from + i * 32 + lane));
     v = greatest_of_warp(v);
     if (lane == 0) {
-      previous[r] = min(~(u32)v, (u32)VOCAB - 1);
+      previous[r] = min(~(u32)v, (u32)(RANKS * VOCAB) - 1);
       if (cta() == 0) a.tokens[r * BLOCK + step] = (int)previous[r];
     }
   }
@@ -156,5 +160,9 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
     named_arrive(BARRIER_FREE + passes.buffer, PAIR_THREADS);
     passes.buffer ^= 1u, passes.done++;
   }
+#if RANKS > 1
+  if (thread < requests) put_best(a, s.step, thread, v);
+#else
   if (thread < requests) a.best[((u64)(s.step & 1) * ROWS + thread) * ctas() + cta()] = v;
+#endif
 }

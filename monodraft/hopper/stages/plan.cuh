@@ -32,8 +32,8 @@
 #define RESIDENT_AT (UPPER_AT + (MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
-enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED };
-enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS, OUT_HEADS };
+enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED, KIND_SUM };
+enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS, OUT_HEADS, OUT_PARTIAL };
 
 // One stage. A linear computes [16 * row_blocks] x K for all rows; its weights lie in chunks [row block][chunk].
 struct Stage {
@@ -95,7 +95,18 @@ struct Args {
   u32* rescored;              // [BLOCK] row blocks read again by the bounded stage, all steps so far
   u64 bound;
   int first, count, fault_cta, fault_stage;
+#if RANKS > 1
+  u8* peers[RANKS];           // exchange memory of every rank (stages/ranks.cuh)
+  u64 rank;
+#endif
 };
+
+// Ids of a rank's part of the vocabulary (VOCAB ids) are counted from here.
+#if RANKS > 1
+#define FIRST_ID(a) ((u32)(a).rank * VOCAB)
+#else
+#define FIRST_ID(a) 0u
+#endif
 
 // Byte offset of (row, k) in fragment order: [row / 8][k / 32][row % 8][(k % 32) / 8][k % 8] of 16-bit elements; the
 // unit of 16 bytes is what one lane of the matrix instruction reads.
