@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,9 +14,11 @@ from monodraft.errors import Fault, InputError
 from monodraft.hopper.geometry import PAGE, Geometry
 from monodraft.hopper.launch import require_hopper
 from monodraft.hopper.pages import PageTable
+from monodraft.hopper.ranks import GroupStep, RankGroups
 from monodraft.hopper.step import Form, Step
 from monodraft.hopper.weights import pack_weights
 from monodraft.hopper.workspace import StepInput, Workspace
+from monodraft.plan.shard import shard
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this draft greedily (spec 1.6)."""
@@ -27,7 +30,8 @@ class HopperDrafter:
     `mxfp8`: layer linears in MXFP8 (the reference's `w8a16`), else bf16 as shipped. `rows`: query rows of a launch,
     1..16 (default 8, or 16 for blocks above 8); requests beyond that take further launches. `pages` of 64 positions
     are shared by `max_requests` requests of at most `max_positions`. Committed rows are queued and folded into the
-    next propose. `slots`: depths of the weight ring that the build may choose from.
+    next propose. `slots`: depths of the weight ring that the build may choose from. `ranks`: 1, 2, 4 or 8
+    tensor-parallel rank groups, each on its share of this GPU's multiprocessors.
 
     Raises ToolkitMissing without a Hopper GPU or the CUDA packages, UnsupportedCheckpoint for a drafter that the
     kernels do not cover, InputError for sizes that cannot be.
@@ -46,17 +50,26 @@ class HopperDrafter:
         form: Form = Form.ONE_LAUNCH,
         bound_seconds: float = 2.0,
         slots: Sequence[int] = (4, 3, 2),
+        ranks: int = 1,
     ) -> None:
         longest = min(8192, config.max_positions - config.block_size) if max_positions is None else max_positions
         rows = (8 if config.block_size <= 8 else 16) if rows is None else rows
-        Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=longest)  # refusals before the GPU is touched
+        sizes: dict[str, Any] = {"rows": rows, "mxfp8": mxfp8, "max_positions": longest, "ranks": ranks}
+        Geometry.choose(config, **sizes)  # refusals before the GPU is touched
         grid = require_hopper()
-        geometry = Geometry.choose(config, rows=rows, mxfp8=mxfp8, grid=grid, max_positions=longest, slots=slots)
+        geometry = Geometry.choose(config, grid=grid, slots=slots, **sizes)
         if pages is None:
             pages = max_requests * geometry.max_pages
         self._config, self.geometry = config, geometry
-        self.workspace = Workspace(geometry, pages=pages, bound_seconds=bound_seconds)
-        self.step = Step(pack_weights(geometry, weights), self.workspace, form)
+        self.workspace: Workspace | RankGroups
+        self.step: Step | GroupStep
+        if ranks == 1:
+            self.workspace = Workspace(geometry, pages=pages, bound_seconds=bound_seconds)
+            self.step = Step(pack_weights(geometry, weights), self.workspace, form)
+        else:
+            self.workspace = RankGroups(geometry, pages=pages, bound_seconds=bound_seconds)
+            parts = [pack_weights(geometry, shard(config, weights, rank, ranks)) for rank in range(ranks)]
+            self.step = GroupStep(parts, self.workspace, form)
         self._table = PageTable(pages, max_requests, geometry.max_pages)
         self._queued: dict[int, list[tuple[int, torch.Tensor]]] = {}
 
@@ -86,8 +99,7 @@ class HopperDrafter:
         copied = self._table.fork(source, request, length)
         self._queued[request] = []
         if copied is not None:
-            pool = self.workspace.buffers["pool"]
-            pool[copied[1]] = pool[copied[0]]
+            self.workspace.copy_page(*copied)
 
     def commit(self, rows: Sequence[ContextRows]) -> None:
         """Queue context rows. InputError, and no change, where one is wrong."""
@@ -121,14 +133,15 @@ class HopperDrafter:
         """Draft one block per anchor, in order. InputError before any launch; StepFailed for a bounded wait."""
         self._check_anchors(anchors)
         self.workspace.drop_logits()
-        corrected = self.workspace.keep_logits() if logits else None
+        if logits:
+            self.workspace.keep_logits()
         drafts: list[Draft] = []
         at_once = self.geometry.requests
         for start in range(0, len(anchors), at_once):
-            drafts += self._propose(anchors[start : start + at_once], corrected)
+            drafts += self._propose(anchors[start : start + at_once], logits)
         return drafts
 
-    def _propose(self, anchors: Sequence[Anchor], corrected: torch.Tensor | None) -> list[Draft]:
+    def _propose(self, anchors: Sequence[Anchor], logits: bool) -> list[Draft]:
         requests = [anchor.request for anchor in anchors]
         context = self._flush(requests, keep=self.geometry.rows)
         step = StepInput(
@@ -139,14 +152,14 @@ class HopperDrafter:
         self.workspace.load(step)
         self.step.run(context=bool(context))
         tokens, confidence = self.workspace.results()
-        g, vocab, drafts = self._config.block_size, self._config.vocab_size, []
+        g, drafts = self._config.block_size, []
         for i, request in enumerate(requests):
             rows = slice(i * g, (i + 1) * g)
             drafts.append(
                 Draft(
                     request,
                     torch.tensor(tokens[rows], dtype=torch.int64),
-                    None if corrected is None else corrected[rows, :vocab].cpu(),
+                    self.workspace.logits(rows) if logits else None,
                     confidence[rows].clone() if self._config.has_confidence else None,
                 )
             )
@@ -170,7 +183,7 @@ class HopperDrafter:
 
     def _load_features(self, rows: list[tuple[int, int, torch.Tensor]]) -> list[tuple[int, int]]:
         if rows:
-            self.workspace.buffers["features"][: len(rows)] = torch.stack([features for _, _, features in rows])
+            self.workspace.load_features(torch.stack([features for _, _, features in rows]))
         return [(index, position) for index, position, _ in rows]
 
     def _check_open(self, request: int, where: str) -> None:

@@ -6,11 +6,12 @@ Pure Python. `Geometry.choose` refuses what the kernels cannot do, with every re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from monodraft.checkpoint.config import Activation, DraftConfig, MarkovKind, Norm, Rotary
 from monodraft.errors import Fault, InputError, UnsupportedCheckpoint
+from monodraft.plan.ranks import rank_slice
 
 COMPUTE_WARPS = 8
 EPILOGUE_WARPS = 8
@@ -65,7 +66,8 @@ class Geometry:
     """A build: `config`, `row_tiles` (1: up to 8 query rows, 2: up to 16), `mxfp8` layer linears, `grid` CTAs.
 
     `part_size` elements of K lie in shared memory at a time, `slots` chunks of 4 KB wait per compute warp, attention
-    takes `keys` keys at a time, `max_pages` K/V pages belong to a request at most.
+    takes `keys` keys at a time, `max_pages` K/V pages belong to a request at most. With several `ranks`, `config` is
+    one rank's part (`rank_config`) and `grid` one rank's CTAs; all rank groups share a launch.
     """
 
     config: DraftConfig
@@ -76,6 +78,7 @@ class Geometry:
     part_size: int
     slots: int
     keys: int
+    ranks: int = 1
 
     @staticmethod
     def choose(
@@ -86,11 +89,14 @@ class Geometry:
         grid: int = 132,
         max_positions: int = 8192,
         slots: Sequence[int] = (4, 3, 2),
+        ranks: int = 1,
     ) -> Geometry:
         """The build for up to `rows` query rows in a launch and contexts up to `max_positions`; ring depths to try.
+        `grid` CTAs are shared by `ranks` rank groups of one GPU.
 
         Raises UnsupportedCheckpoint or InputError with all reasons.
         """
+        config, grid = rank_config(config, ranks), grid // ranks
         refuse(config)
         faults = []
         if not 1 <= rows <= MAX_ROWS:
@@ -110,7 +116,7 @@ class Geometry:
             for slot_count in slots
             for part in range(min(12288, padded(max(config.feature_size, config.ffn_size), 512)), 0, -512)
             for keys in (128, 96, 64)
-            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slot_count, keys)).shared_bytes
+            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slot_count, keys, ranks)).shared_bytes
             <= SHARED_LIMIT
         ]
         if not fitting:
@@ -160,6 +166,11 @@ class Geometry:
     @property
     def vocab_padded(self) -> int:
         return padded(self.config.vocab_size, TILE)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of all ranks together."""
+        return self.config.vocab_size * self.ranks
 
     @property
     def group(self) -> int:
@@ -274,8 +285,16 @@ class Geometry:
 
     @property
     def stages(self) -> int:
-        """Stages of a step: context projection 2, prepare, six a layer, LM head, the chain, finish."""
-        return 3 + 6 * self.config.num_layers + 1 + self.config.block_size + 1
+        """Stages of a step: context projection 2, prepare, six a layer (and the sums of o and down over several
+        ranks), LM head, the chain, finish."""
+        layer = 6 if self.ranks == 1 else 8
+        return 3 + layer * self.config.num_layers + 1 + self.config.block_size + 1
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Memory of a rank that all ranks write, as stages/ranks.cuh lays it out: flags, partials, candidates."""
+        partials = 2 * self.ranks * self.rows * self.hidden_padded * 2
+        return 128 + partials + 2 * self.rows * self.ranks * self.grid * 8
 
     @property
     def fixed_bytes(self) -> int:
@@ -335,6 +354,8 @@ class Geometry:
             "FIXED_BYTES": self.fixed_bytes,
             "MARKOV_RESIDENT": self.markov_resident,
         }
+        if self.ranks > 1:
+            values["RANKS"] = self.ranks
         if swiglu is not None:
             values |= {
                 "SWIGLU_ALPHA": f"{swiglu.alpha!r}f",
@@ -342,6 +363,21 @@ class Geometry:
                 "SWIGLU_BETA": f"{swiglu.beta!r}f",
             }
         return [f"-D{name}={value}" for name, value in values.items()]
+
+
+def rank_config(config: DraftConfig, ranks: int) -> DraftConfig:
+    """The part of a drafter that each of `ranks` ranks computes: heads, FFN columns, vocabulary rows of `rank_slice`.
+    Raises InputError where it does not divide."""
+    if ranks == 1:
+        return config
+    own = rank_slice(config, 0, ranks)
+    return replace(
+        config,
+        num_heads=len(own.heads),
+        num_kv_heads=len(own.kv_heads),
+        ffn_size=len(own.ffn),
+        vocab_size=len(own.vocab),
+    )
 
 
 def refuse(config: DraftConfig) -> None:

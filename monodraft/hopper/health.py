@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from monodraft.errors import Fault, StepFailed
 
 WORDS = 16
-REGIONS = {1: "weights", 2: "ring", 3: "activations", 4: "grid"}
+REGIONS = {1: "weights", 2: "ring", 3: "activations", 4: "grid", 5: "peers"}
 """`enum Region` of device/waits.cuh."""
 NOBODY = 0xFFFFFFFF
 
 
-def failure(words: Sequence[int], stages: Sequence[str]) -> StepFailed | None:
+def failure(words: Sequence[int], stages: Sequence[str], rank: int = 0) -> StepFailed | None:
     """The error of a health record, or None where every wait was satisfied. `stages`: names by number."""
     failed, stage, region, cta, wanted, seen, missing, count = (int(word) & 0xFFFFFFFF for word in words[:8])
     if not failed:
@@ -21,5 +21,7 @@ def failure(words: Sequence[int], stages: Sequence[str]) -> StepFailed | None:
     where = REGIONS.get(region, f"region {region}")
     faults = [Fault(f"stage {name}, wait on {where}, CTA {cta}", f"tag {seen:#x}", f"tag {wanted:#x}")]
     if missing != NOBODY:
-        faults.append(Fault(f"CTA {missing}", f"not arrived ({count} arrivals counted)", "arrived"))
-    return StepFailed("a draft step ended in a bounded wait (rank 0); reset the workspace before the next step", faults)
+        who = "rank" if where == "peers" else "CTA"
+        faults.append(Fault(f"{who} {missing}", f"not arrived ({count} arrivals counted)", "arrived"))
+    text = f"a draft step ended in a bounded wait (rank {rank}); reset the workspace before the next step"
+    return StepFailed(text, faults)

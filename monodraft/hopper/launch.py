@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -89,6 +90,28 @@ class Args(ctypes.Structure):
     )
 
 
+@cache
+def rank_arguments(ranks: int) -> type[ctypes.Structure]:
+    """`struct Args` of a build of several ranks: the peers' exchange memory and the own rank behind it."""
+
+    class RankArgs(Args):
+        _fields_ = (("peers", ctypes.c_uint64 * ranks), ("rank", ctypes.c_uint64))
+
+    return RankArgs
+
+
+def rank_launch(blocks: Sequence[Args], exchanges: Sequence[int]) -> ctypes.Array:
+    """`struct Launch` of step.cu: a block a rank, with the addresses of all ranks' exchange memory."""
+    kind = rank_arguments(len(blocks))
+    launch = (kind * len(blocks))()
+    for rank, block in enumerate(blocks):
+        ctypes.memmove(ctypes.addressof(launch[rank]), ctypes.addressof(block), ctypes.sizeof(Args))
+        launch[rank].rank = rank
+        for peer, address in enumerate(exchanges):
+            launch[rank].peers[peer] = address
+    return launch
+
+
 STAGE_WORDS = [
     "kind",
     "out",
@@ -130,8 +153,8 @@ class Kernel:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(cu.cuFuncSetAttribute(self._function, attribute, geometry.shared_bytes), "cuFuncSetAttribute")
 
-    def launch(self, args: Args, *, dependent: bool) -> None:
-        """Queues one launch on torch's current stream.
+    def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
+        """Queues one launch on torch's current stream; `args`: a block, or `rank_launch`'s of all rank groups.
 
         `dependent`: it may start before the launch in front of it ends (programmatic dependent launch); otherwise it is
         cooperative, so that a grid that cannot be resident at once is refused instead of waiting for itself.
@@ -140,7 +163,7 @@ class Kernel:
 
         cu = driver()
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self.geometry.grid, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.geometry.grid * self.geometry.ranks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
         config.sharedMemBytes = self.geometry.shared_bytes
         config.hStream = cu.CUstream(torch.cuda.current_stream().cuda_stream)

@@ -18,6 +18,7 @@ class Kind(IntEnum):
     MARKOV = 4
     FINISH = 5
     MARKOV_BOUNDED = 6
+    SUM = 7
 
 
 class Out(IntEnum):
@@ -29,11 +30,13 @@ class Out(IntEnum):
     GATED = 3
     LOGITS = 4
     HEADS = 5
+    PARTIAL = 6
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage. `linear` and `out` for linears; `layer` where it belongs to one; `step` of the Markov chain.
+    """One stage. `linear` and `out` for linears; `layer` where it belongs to one; `step` of the Markov chain, or which
+    exchange between ranks (0 of o, 1 of down).
 
     `input` names the buffer that a linear reads, `normed` which partial sums of squares scale it ("" for none).
     """
@@ -74,7 +77,7 @@ def stages(geometry: Geometry, *, bounded: bool = False) -> list[Stage]:
             Stage(name + "qkv", Kind.LINEAR, linears[name + "qkv"], Out.HEADS, "hidden", "qkv", "hidden", layer=i),
             Stage(name + "attend", Kind.ATTEND, layer=i),
             Stage(name + "combine", Kind.COMBINE, layer=i),
-            Stage(name + "o", Kind.LINEAR, linears[name + "o"], Out.RESIDUAL, "attended", "hidden", layer=i),
+            *_to_residual(geometry, name + "o", "attended", i),
             Stage(
                 name + "gate_up",
                 Kind.LINEAR,
@@ -85,13 +88,25 @@ def stages(geometry: Geometry, *, bounded: bool = False) -> list[Stage]:
                 "hidden",
                 layer=i,
             ),
-            Stage(name + "down", Kind.LINEAR, linears[name + "down"], Out.RESIDUAL, "gated", "hidden", layer=i),
+            *_to_residual(geometry, name + "down", "gated", i),
         ]
     plan.append(Stage("lm_head", Kind.LINEAR, linears["lm_head"], Out.LOGITS, "hidden", "logits", "hidden"))
     kind, linear = (Kind.MARKOV_BOUNDED, "markov_scan") if bounded else (Kind.MARKOV, "markov")
     plan += [Stage(f"markov.{j}", kind, linears[linear], step=j) for j in range(c.block_size)]
     plan.append(Stage("finish", Kind.FINISH))
     return plan
+
+
+def _to_residual(geometry: Geometry, name: str, source: str, layer: int) -> list[Stage]:
+    """A linear whose result is added to the residual; over several ranks partial sums, then their sum."""
+    linear = geometry.linears[name]
+    if geometry.ranks == 1:
+        return [Stage(name, Kind.LINEAR, linear, Out.RESIDUAL, source, "hidden", layer=layer)]
+    exchange = int(name.endswith("down"))
+    return [
+        Stage(name, Kind.LINEAR, linear, Out.PARTIAL, source, layer=layer, step=exchange),
+        Stage(f"{name}_sum", Kind.SUM, None, Out.RESIDUAL, "", "hidden", layer=layer, step=exchange),
+    ]
 
 
 def step_bytes(geometry: Geometry, *, context: int, new_rows: int = 0, bounded: bool = False) -> dict[str, int]:

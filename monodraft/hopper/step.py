@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import StrEnum
 
 import torch
@@ -59,7 +60,7 @@ def stage_records(plan: list[Stage], weights: PackedWeights, workspace: Workspac
     def next_norm(stage: Stage) -> str:
         if stage.out is Out.CONTEXT:
             return "hidden"
-        if stage.name.endswith(".o"):
+        if stage.name.endswith((".o", ".o_sum")):
             return f"layers.{stage.layer}.post"
         return f"layers.{stage.layer + 1}.input" if stage.layer + 1 < c.num_layers else "final"
 
@@ -74,39 +75,74 @@ def stage_records(plan: list[Stage], weights: PackedWeights, workspace: Workspac
             assert weights.packed[linear.name].nbytes == linear.bytes, f"{linear.name}: packed for another plan"
         if stage.kind is Kind.LINEAR:
             assert linear is not None, stage.name
-            record.input, record.output = buffers[stage.input].data_ptr(), buffers[stage.output].data_ptr()
-            record.inner, record.out = inner[stage.input], stage.out
+            record.input, record.inner = buffers[stage.input].data_ptr(), inner[stage.input]
             record.columns = columns.get(stage.output, 0)
             record.squares = squares.get(stage.normed, 0)
             if stage.input == "features":
                 record.row_major, record.columns = 1, c.feature_size
-            if stage.out in (Out.RESIDUAL, Out.CONTEXT):
-                norm = next_norm(stage)
-                record.next_norm = weights.norms[norm].data_ptr()
-                record.next_mxfp8 = g.mxfp8 and norm != "final"
             if stage.out is not Out.LOGITS:  # the LM head's first CTAs also compute the confidence
                 record.rotation = rotation
                 rotation = (rotation - linear.row_blocks) % g.grid
+        if stage.kind in (Kind.LINEAR, Kind.SUM):
+            record.out = stage.out
+            record.output = buffers[stage.output].data_ptr() if stage.output else 0
+        if stage.out in (Out.RESIDUAL, Out.CONTEXT):
+            norm = next_norm(stage)
+            record.next_norm = weights.norms[norm].data_ptr()
+            record.next_mxfp8 = g.mxfp8 and norm != "final"
         records.append(record)
     return records
 
 
-class Step:
+class Launches(ABC):
+    """What runs a plan's stages: one rank, or the rank groups of one GPU."""
+
+    plan: list[Stage]
+    bounded: bool
+    form: Form
+    kernel: Kernel
+
+    @abstractmethod
+    def launch(self, first: int, count: int) -> None:
+        """Queues stages first .. first + count - 1 in this step's form."""
+
+    def run(self, *, context: bool, propose: bool = True) -> None:
+        """Queues a step: with the context stages where new rows were loaded, and the draft itself or only them."""
+        first = 0 if context else CONTEXT_STAGES
+        last = len(self.plan) if propose else CONTEXT_STAGES + 1
+        self.launch(first, last - first)
+
+    def capture(self, *, context: bool) -> torch.cuda.CUDAGraph:
+        """A CUDA graph of `run`; replays read the inputs that `Workspace.load` copied last."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.run(context=context)
+        return graph
+
+
+class Step(Launches):
     """A compiled step with its weights and workspace. `form`: how `run` launches it. `bounded`: the Markov chain scans
-    w2 in MXFP8 and gives the same tokens; a step that stores corrected logits takes the full scan.
+    w2 in MXFP8 and gives the same tokens; a step that stores corrected logits takes the full scan. `kernel`: a
+    build that is loaded already.
 
     InputError for a workspace of another plan.
     """
 
     def __init__(
-        self, weights: PackedWeights, workspace: Workspace, form: Form = Form.ONE_LAUNCH, bounded: bool = True
+        self,
+        weights: PackedWeights,
+        workspace: Workspace,
+        form: Form = Form.ONE_LAUNCH,
+        bounded: bool = True,
+        kernel: Kernel | None = None,
     ) -> None:
         workspace.check_usable(weights.geometry)
         self.weights, self.workspace, self.form = weights, workspace, form
         self.geometry: Geometry = workspace.geometry
         self.plan = stages(self.geometry)
         self.bounded = bounded
-        self.kernel = Kernel(self.geometry)
+        self.kernel = Kernel(self.geometry) if kernel is None else kernel
         self._tables = [self._table(stages(self.geometry, bounded=bounded)) for bounded in (False, True)]
         self.fault: tuple[int, int] = (-1, -1)
 
@@ -157,20 +193,6 @@ class Step:
             return
         for stage in range(first, first + count):
             self.kernel.launch(self.arguments(stage, 1), dependent=True)
-
-    def run(self, *, context: bool, propose: bool = True) -> None:
-        """Queues a step: with the context stages where new rows were loaded, and the draft itself or only them."""
-        first = 0 if context else CONTEXT_STAGES
-        last = len(self.plan) if propose else CONTEXT_STAGES + 1
-        self.launch(first, last - first)
-
-    def capture(self, *, context: bool) -> torch.cuda.CUDAGraph:
-        """A CUDA graph of `run`; replays read the inputs that `Workspace.load` copied last."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            self.run(context=context)
-        return graph
 
 
 assert SLOT_BYTES % 128 == 0, "bulk copies land on 128-byte lines"

@@ -53,9 +53,15 @@ class Workspace:
     """
 
     def __init__(
-        self, geometry: Geometry, *, pages: int, bound_seconds: float = 2.0, device: torch.device | str = "cuda"
+        self,
+        geometry: Geometry,
+        *,
+        pages: int,
+        bound_seconds: float = 2.0,
+        device: torch.device | str = "cuda",
+        rank: int = 0,
     ) -> None:
-        self.geometry, self.pages, self.device = geometry, pages, torch.device(device)
+        self.geometry, self.pages, self.device, self.rank = geometry, pages, torch.device(device), rank
         self.bound = int(bound_seconds * CLOCK_HZ)
         self.stage_names = [stage.name for stage in stages(geometry)]
         self.failed = False
@@ -83,6 +89,8 @@ class Workspace:
             "floors": ((c.block_size, rows), torch.int32),
             "pool": ((pages, c.num_layers, 2, c.num_kv_heads, PAGE, 128), bf16),
         }
+        if geometry.ranks > 1:
+            shapes["exchange"] = ((geometry.exchange_bytes,), torch.uint8)
         needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
         self._check_memory(needed)
         self.buffers = {
@@ -111,6 +119,19 @@ class Workspace:
                     )
                 ],
             )
+
+    def load_features(self, rows: torch.Tensor) -> None:
+        """Features of new context rows [n, feature size] for the next launch."""
+        self.buffers["features"][: len(rows)] = rows
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page of keys and values of all layers."""
+        self.buffers["pool"][target] = self.buffers["pool"][source]
+
+    def logits(self, rows: slice) -> torch.Tensor:
+        """Corrected logits of the last step, float32 [rows, vocabulary of this rank], on the CPU."""
+        assert self.corrected is not None, "keep_logits comes first"
+        return self.corrected[rows, : self.geometry.config.vocab_size].cpu()
 
     def keep_logits(self) -> torch.Tensor:
         """From now on steps also store the corrected logits, float32 [rows, vocab padded], by the full Markov scan."""
@@ -143,8 +164,8 @@ class Workspace:
             faults.append(Fault("context rows", str(len(step.context)), f"at most {g.rows}"))
         longest = g.max_pages * PAGE
         for i, (token, position) in enumerate(step.anchors):
-            if not 0 <= token < c.vocab_size:
-                faults.append(Fault(f"anchors[{i}].token", str(token), f"0..{c.vocab_size - 1}"))
+            if not 0 <= token < g.vocabulary:
+                faults.append(Fault(f"anchors[{i}].token", str(token), f"0..{g.vocabulary - 1}"))
             if not 0 <= position <= longest - c.block_size:
                 faults.append(Fault(f"anchors[{i}].position", str(position), f"0..{longest - c.block_size}"))
             elif i < len(step.pages) and len(step.pages[i]) * PAGE < position:
@@ -198,7 +219,7 @@ class Workspace:
     def results(self) -> tuple[list[int], torch.Tensor]:
         """Waits for the launch: tokens and confidence of the rows. StepFailed where a wait ran out."""
         result = self.buffers["result"].cpu()
-        error = health.failure(result[32:48].tolist(), self.stage_names)
+        error = health.failure(result[32:48].tolist(), self.stage_names, self.rank)
         if error is not None:
             self.failed = True
             raise error
@@ -207,6 +228,6 @@ class Workspace:
     def reset(self) -> None:
         """Makes the workspace usable after a failed step; the K/V pool keeps what it holds."""
         torch.cuda.synchronize()
-        for name in ("result", "progress", "sync", "best"):
+        for name in ("result", "progress", "sync", "best", *(("exchange",) if self.geometry.ranks > 1 else ())):
             self.buffers[name].zero_()
         self.failed = False
