@@ -1,0 +1,191 @@
+"""What the heads must make of given final rows: logits, tokens and confidence as intervals, from the weights alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from intervals import Interval, U, concatenated, dot, sigmoid, stacked, tanh
+
+from monodraft.checkpoint.config import DraftConfig, MarkovKind
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.drafter import Anchor
+from monodraft.reference.sampling import GREEDY_BELOW, gumbel
+
+UNIT, WAVES = 32, 8
+"""Values of K that one bf16 matrix instruction sums, and waves that share a K axis."""
+
+IDS_AT_ONCE = 1 << 14
+"""Ids whose weights are widened to float64 at a time."""
+
+
+def tile_roundings(depth: int) -> int:
+    """Roundings of a term of a bf16 tile: one an instruction of its wave's share of K, and one a wave added."""
+    return -(-depth // UNIT // WAVES) + WAVES - 1
+
+
+def row_roundings(parts: int) -> int:
+    """Roundings of a term of the confidence dot: 16 in a thread, the `parts` of a row, 6 over lanes, 7 over waves."""
+    return 16 + parts - 1 + 6 + WAVES - 1
+
+
+def half_bf16(values: torch.Tensor) -> torch.Tensor:
+    """Half a unit in the last place of bf16 at float64 `values`."""
+    return torch.ldexp(torch.ones_like(values), values.abs().frexp().exponent - 9)
+
+
+def gumbel_error(noise: torch.Tensor) -> torch.Tensor:
+    """Most that the kernel's Gumbel noise differs from the reference's float32 `noise` (float64).
+
+    A logarithm (v_log_f32, times a constant) is off by 4 u relative: an ulp is 2 u, constant and product u each. The
+    inner one, -ln(u), gets its argument off by 2 u from a conversion and a sum, which moves it by at most 3 u, and near
+    u = 1 takes a product and a quotient more: 10 u relative in all, which the outer one turns into 10 u absolute.
+    One u stands for the second order, one relative for the reference's rounding.
+    """
+    return (11 + 5 * noise.abs()) * U
+
+
+def possible(scores: Interval, token: int) -> bool:
+    """Whether `token` is the choice of some scores [V] of the interval: none higher, none as high with a lower id."""
+    best = scores.high[token]
+    return bool((scores.low[:token] < best).all()) and bool((scores.low[token:] <= best).all())
+
+
+@dataclass(frozen=True)
+class Block:
+    """Final rows of a block, bf16 as float64 [g, H], and the ids [g] that its slots follow, the anchor's first."""
+
+    rows: torch.Tensor
+    previous: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, anchor: Anchor, tokens: torch.Tensor) -> Block:
+        """The block whose drafted ids are `tokens` [g]."""
+        return cls(rows.double(), torch.cat([torch.tensor([anchor.token]), tokens[:-1]]))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """LM head, Markov head and confidence of a drafter, over the whole vocabulary."""
+
+    config: DraftConfig
+    weights: DraftWeights
+
+    def logits(self, block: Block) -> Interval:
+        """Corrected logits [g, V]: float32 of the sum of two bf16."""
+        above, below = self._roundings
+        rows, markov = Interval.of(block.rows), self.markov_rows(block)
+        tiles = zip(self.weights.lm_head.split(IDS_AT_ONCE), self.weights.markov_w2.split(IDS_AT_ONCE), strict=True)
+        return concatenated([dot(rows, w, above).bf16() + dot(markov, w2, below).bf16() for w, w2 in tiles], 1)
+
+    def markov_rows(self, block: Block) -> Interval:
+        """What w2 is multiplied by, bf16 [g, r]: the w1 row of the id before, or what a gate or an rnn makes of it."""
+        e = Interval.of(self.weights.markov_w1[block.previous])
+        if self.config.markov is MarkovKind.VANILLA:
+            return e
+        columns, serial, bias = self._inner()
+        above = dot(Interval.of(block.rows), columns, tile_roundings(columns.shape[-1]))
+        roundings = serial.shape[-1] // UNIT
+        if self.config.markov is MarkovKind.GATED:
+            inner = (above + dot(e, serial, roundings) + bias).bf16()
+            return (sigmoid(inner) * e).bf16()
+        r = self.config.markov_rank
+        state, found = Interval.of(torch.zeros(r)), []
+        for slot in range(len(block.rows)):
+            both = concatenated([state, e[slot]], 0)
+            inner = (above[slot] + dot(both[None], serial, roundings)[0] + bias).bf16()
+            gate = sigmoid(inner[:r])
+            state = (gate * state + (-gate + 1.0) * tanh(inner[r : 2 * r])).bf16()
+            found.append(tanh(inner[2 * r :]).bf16())
+        return stacked(found)
+
+    def _inner(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Inner linear's columns for the hidden row and for the serial input, and its bias (`DraftWeights`)."""
+        weights, hidden, r = self.weights, self.config.hidden_size, self.config.markov_rank
+        if self.config.markov is MarkovKind.GATED:
+            assert weights.markov_gate is not None
+            assert weights.markov_gate_bias is not None
+            return *weights.markov_gate.split([hidden, r], 1), weights.markov_gate_bias
+        assert weights.markov_joint is not None
+        assert weights.markov_joint_bias is not None
+        serial, columns = weights.markov_joint.split([2 * r, hidden], 1)
+        return columns, serial, weights.markov_joint_bias
+
+    def confidence(self, block: Block) -> Interval:
+        """Confidence [g]: float32 of a dot and its bias."""
+        assert self.weights.confidence_weight is not None
+        assert self.weights.confidence_bias is not None
+        x, parts = block.rows, 1
+        if self.config.confidence_with_markov:
+            x, parts = torch.cat([x, self.weights.markov_w1[block.previous].double()], 1), 2
+        return (
+            dot(Interval.of(x), self.weights.confidence_weight, row_roundings(parts))[:, 0]
+            + self.weights.confidence_bias
+        )
+
+    def scores(self, logits: Interval, anchor: Anchor) -> Interval:
+        """What the ids of a block are chosen by, [g, V]: logits, or with a temperature their quotients plus noise."""
+        if anchor.temperature < GREEDY_BELOW:
+            return logits
+        noise = _noise(anchor, range(len(logits.low)), logits.low.shape[-1])
+        return logits / anchor.temperature + Interval.around(noise, gumbel_error(noise)).float32()
+
+    def lead(self, kernel: Block, reference: Block, anchor: Anchor, slot: int, wanted: int, found: int) -> float:
+        """Most by which the reference's score of `wanted` leads that of `found` where the kernel chose `found` instead.
+
+        Both followed the same ids up to `slot`. A score is s = w . h + w2 . z, rounded. The kernel's choice says
+        s'(found) >= s'(wanted), so the lead is at most (s - s')(wanted) - (s - s')(found) = (w_a - w_b) . (h - h') +
+        (w2_a - w2_b) . (z - z'), plus what either rounds. None of the kernel's logits enters.
+        """
+        ids = torch.tensor([wanted, found])
+        w, w2 = self.weights.lm_head[ids].double(), self.weights.markov_w2[ids].double()
+        side, z, z_kernel = w2[0] - w2[1], self._markov_row(reference, slot), self._markov_row(kernel, slot)
+        moved = (w[0] - w[1]) @ (reference.rows[slot] - kernel.rows[slot])
+        moved += torch.maximum(side * (z.low - z_kernel.high), side * (z.high - z_kernel.low)).sum()
+        noise = _noise(anchor, range(slot, slot + 1), self.config.vocab_size)[0, ids]
+        errors = torch.zeros_like(noise)
+        for row, markov in ((reference.rows[slot], z), (kernel.rows[slot], z_kernel)):
+            errors += self._score_errors((w, w2), (Interval.of(row), markov), anchor, noise)
+        return float(moved / _divisor(anchor) + errors.sum())
+
+    def _markov_row(self, block: Block, slot: int) -> Interval:
+        """`markov_rows` of one slot."""
+        return self.markov_rows(Block(block.rows[: slot + 1], block.previous[: slot + 1]))[slot]
+
+    def _score_errors(
+        self,
+        sides: tuple[torch.Tensor, torch.Tensor],
+        inputs: tuple[Interval, Interval],
+        anchor: Anchor,
+        noise: torch.Tensor,
+    ) -> torch.Tensor:
+        """Most that scores of some ids [n] differ from their exact sums through rounding, float64 [n].
+
+        `sides`: their rows of the LM head and of w2; `inputs`: what these are multiplied by; `noise` theirs [n].
+        """
+        most, errors = torch.zeros_like(noise), torch.zeros_like(noise)
+        for matrix, x, roundings in zip(sides, inputs, self._roundings, strict=True):
+            raw = dot(x[None], matrix, roundings)[0]
+            most += raw.magnitude
+            errors += (raw.high - raw.low) / 2 + half_bf16(raw.magnitude)
+        errors += U * (most + errors)
+        if anchor.temperature < GREEDY_BELOW:
+            return errors
+        most = (most + errors) / _divisor(anchor)
+        return errors / _divisor(anchor) + U * most + gumbel_error(noise) + U * (most + noise.abs())
+
+    @property
+    def _roundings(self) -> tuple[int, int]:
+        """Of a term of the LM head's and of w2's sums."""
+        return tile_roundings(self.config.hidden_size), self.config.markov_rank // UNIT
+
+
+def _divisor(anchor: Anchor) -> float:
+    """The temperature as float32, 1 for a greedy choice."""
+    return float(torch.tensor(anchor.temperature, dtype=torch.float32)) if anchor.temperature >= GREEDY_BELOW else 1.0
+
+
+def _noise(anchor: Anchor, slots: range, count: int) -> torch.Tensor:
+    """The reference's Gumbel noise of ids 0 .. count - 1 in some slots, float32 as float64 [slots, count]."""
+    device = torch.device("cpu")
+    return torch.stack([gumbel(anchor.seed, anchor.position + slot, count, device) for slot in slots]).double()
