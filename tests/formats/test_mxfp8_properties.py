@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -46,7 +46,6 @@ def ends_float32(x: np.ndarray) -> np.ndarray:
     return (np.abs(x) >= np.float32(248 * 2.0**120)).reshape(3, 2, 32)
 
 
-@settings(max_examples=150)
 @given(ANY)
 def test_torch_gives_the_same_bytes(bits: np.ndarray) -> None:
     x = bits.view(np.float32)
@@ -56,7 +55,6 @@ def test_torch_gives_the_same_bytes(bits: np.ndarray) -> None:
     assert np.array_equal(scales, torch_scales.numpy())
 
 
-@settings(max_examples=150)
 @given(ANY)
 def test_torch_decodes_the_same_values(bits: np.ndarray) -> None:
     elements, scales = mxfp8.encode(bits.view(np.float32))
@@ -65,7 +63,6 @@ def test_torch_decodes_the_same_values(bits: np.ndarray) -> None:
     assert np.array_equal(decoded, expected, equal_nan=True)
 
 
-@settings(max_examples=150)
 @given(ANY)
 def test_error_is_within_half_a_step_of_the_element(bits: np.ndarray) -> None:
     """With X = 2^(code - 127) and m = |x| / X: e4m3's step at m is 2^(floor(log2 m) - 3), at least 2^-9, and nothing
@@ -84,7 +81,6 @@ def test_error_is_within_half_a_step_of_the_element(bits: np.ndarray) -> None:
     assert np.isnan(mxfp8.decode(elements, scales)[~finite]).all()
 
 
-@settings(max_examples=150)
 @given(ANY)
 def test_a_block_is_nan_exactly_where_its_input_is_not_finite(bits: np.ndarray) -> None:
     x = bits.view(np.float32)
@@ -92,7 +88,6 @@ def test_a_block_is_nan_exactly_where_its_input_is_not_finite(bits: np.ndarray) 
     assert np.array_equal(scales == 255, ~np.isfinite(x).reshape(3, 2, 32).all(-1))
 
 
-@settings(max_examples=150)
 @given(ANY)
 def test_encoding_what_was_decoded_changes_no_value(bits: np.ndarray) -> None:
     """Values survive a second round exactly; the code may fall by one where rounding brought amax down to 448 * 2^k,
@@ -111,7 +106,6 @@ def test_encoding_what_was_decoded_changes_no_value(bits: np.ndarray) -> None:
     assert np.array_equal(scales, again[1])
 
 
-@settings(max_examples=100)
 @given(close_exponents(), st.integers(-40, 40))
 def test_a_power_of_two_moves_the_scale_and_nothing_else(bits: np.ndarray, shift: int) -> None:
     x = bits.view(np.float32)

@@ -118,7 +118,7 @@ class Loop(RuleBasedStateMachine):
 
 
 TestLoop = Loop.TestCase
-TestLoop.settings = settings(quick, max_examples=60, stateful_step_count=30)
+TestLoop.settings = settings(quick, stateful_step_count=30)
 
 
 @given(
@@ -128,7 +128,7 @@ TestLoop.settings = settings(quick, max_examples=60, stateful_step_count=30)
     stop=st.frozensets(st.integers(0, VOCAB - 1), max_size=2),
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
 )
-@settings(quick, max_examples=120)
+@quick
 def test_counts_are_those_of_a_brute_force_simulation(
     block: int, new: int, rights: list[int], stop: frozenset[int], prompt: list[int]
 ) -> None:
@@ -159,7 +159,7 @@ def test_counts_are_those_of_a_brute_force_simulation(
     right=st.integers(0, 4),
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
 )
-@settings(quick, max_examples=80)
+@quick
 def test_confidence_cuts_the_verified_rows_and_never_the_text(
     conf: list[float], threshold: float, right: int, prompt: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedDrafter, ScriptedTarget, right_then_wrong, run
 
@@ -52,7 +52,6 @@ def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
 
 
 @given(seed=st.integers(0, 10**9), count=st.integers(0, 4))
-@settings(max_examples=60)
 def test_sampled_accepts_all_of_a_drafter_that_is_the_target(seed: int, count: int) -> None:
     """p = q: u < 1 always; and the bonus is a token that p allows."""
     logits = torch.randn(count + 1, 6, generator=torch.Generator().manual_seed(seed))
@@ -70,7 +69,6 @@ def test_bonus_comes_from_the_row_behind_the_last_draft(count: int) -> None:
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=60)
 def test_sampled_rejects_what_the_target_cannot_say(seed: int) -> None:
     p = torch.tensor([[0.0, 1.0, -math.inf]] * 2)
     q = torch.tensor([[0.0, 0.0, 9.0]])
