@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import signal
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -47,8 +50,24 @@ app.command("inspect")(inspect.inspect)
 app.command("pack")(pack.pack_command)
 
 
+def prepare_process() -> None:
+    """Clean up on SIGTERM and SIGHUP as on Ctrl-C (`pack` removes its partial folder, the cursor comes back), and write
+    characters that the terminal's encoding lacks as question marks."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it stays ignored
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 2 a mistake that the user can mend, 130 interrupted, 1 a defect of ours."""
+    """Entry point. Exit codes: 0 done, 2 a mistake that the user can mend, 130 interrupted (128 + the signal's number
+    for others), 1 a defect of ours."""
+    prepare_process()
     stderr = Console(stderr=True)
     try:
         try:

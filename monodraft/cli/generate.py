@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
+import os
 import sys
 import warnings
 from dataclasses import dataclass, replace
@@ -12,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from monodraft.checkpoint.shipped import DRAFTER, TARGET
-from monodraft.errors import Fault, InputError
+from monodraft.errors import Fault, InputError, visible
 from monodraft.loop.prompts import default_prompt
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; --help and usage errors need neither
@@ -155,10 +159,19 @@ generate.__doc__ = HELP
 def read_prompt(path: Path) -> str:
     """Text of a prompt file. Raises `InputError` naming it if it cannot be read or is not UTF-8."""
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return read_standard_input() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         found = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError("unreadable prompt", [Fault(str(path), found, "a readable UTF-8 file")]) from error
+
+
+def read_standard_input() -> str:
+    """All of standard input as UTF-8, whatever encoding the locale names. Raises `OSError` where it is closed."""
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return sys.stdin.read()
 
 
 def check_prompts(prompts: list[str]) -> None:
@@ -224,7 +237,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
     check_sizes(config, options.drafter, check_folder(options.target, "target"), options.target)
     tokenizer = load_tokenizer(options.target)
     check_tokenizer(tokenizer, options.target, config.vocab_size)
-    with stderr.status(f"loading drafter {options.drafter.name}"):
+    with stderr.status(f"loading drafter {escape(visible(options.drafter.name))}"):
         config, weights = load_drafter(options.drafter, options.target)
         drafter = make_drafter(
             options.backend,
@@ -235,7 +248,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
             device=options.device,
             max_requests=len(options.prompts) + 1,
         )
-    with stderr.status(f"loading target {options.target.name}"):
+    with stderr.status(f"loading target {escape(visible(options.target.name))}"):
         target = load_target(options.target, config, dtype=getattr(torch, dtype), device=options.device)
     requests = [
         Request(

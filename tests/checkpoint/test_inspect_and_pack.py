@@ -118,6 +118,36 @@ def test_inspect_prints_brackets_of_messages_as_they_are(
     assert '"[bold]"' in capsys.readouterr().err
 
 
+def add_empty_tensor(file: Path, name: str) -> None:
+    """A tensor of no bytes, of any name, at the end of a safetensors file."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, payload = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header[name] = {"dtype": "U8", "shape": [0], "data_offsets": [len(payload)] * 2}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + payload)
+
+
+def test_names_of_folders_and_tensors_are_text_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder may be called like a style, a tensor like an escape sequence or like half a character."""
+    config = random_config("qwen3")
+    monkeypatch.chdir(tmp_path)
+    source, packed = Path("a[bold]b[", "c]"), Path("a[bold]b[", "d]")  # rich would take [/c] for the end of a style
+    write_checkpoint(source, config, random_weights(config))
+    assert run(monkeypatch, "inspect", source) == 0
+    assert "a[bold]b[/c]" in capsys.readouterr().out
+    assert run(monkeypatch, "pack", source, packed) == 0
+    assert "a[bold]b[/d]: 14 linears" in capsys.readouterr().out
+    add_empty_tensor(source / "model.safetensors", "\x1b[2J\ud800.t2d")
+    assert run(monkeypatch, "inspect", source) == 0
+    assert r"\x1b[2J\ud800.t2d is not read" in capsys.readouterr().out
+    add_empty_tensor(source / "model.safetensors", "\x1b[2J\ud800")
+    assert run(monkeypatch, "inspect", source) == 2
+    assert r"\x1b[2J\ud800: found an unexpected" in capsys.readouterr().err
+
+
 def test_pack_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,3 +214,11 @@ def test_standard_output_that_is_full_or_closed_is_no_defect_of_ours(options: li
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_standard_output_cannot_encode_are_replaced(encoding: str) -> None:
+    command = [sys.executable, "-m", "monodraft.cli.app", "inspect"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"? 97 tensors" in done.stdout

@@ -319,6 +319,32 @@ def test_prompt_file_that_is_not_utf8_is_refused(command: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("redirection", "code", "words"),
+    [
+        ("<&-", 2, "-: found Bad file descriptor, wanted a readable UTF-8 file"),
+        ("<bytes", 2, "-: found 'utf-8' codec can't decode byte 0xff"),
+        ("<text", 0, r"'d\xe9'"),
+    ],
+    ids=["closed", "other bytes", "text"],
+)
+def test_a_prompt_from_standard_input_is_utf8_whatever_the_locale_says(
+    tmp_path: Path, redirection: str, code: int, words: str
+) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    (tmp_path / "text").write_bytes("dé".encode())
+    program = (
+        "import sys\nfrom monodraft.cli import app\nfrom monodraft.cli.app import generate\n"
+        "generate.__globals__['run'] = lambda options, stderr: print(ascii(options.prompts[0]), file=sys.stderr)\n"
+        "sys.argv = ['monodraft', 'generate', '--prompt-file', '-']\napp.main()\n"
+    )
+    shell = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, program]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(shell, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"hidden_size": 512}, ["hidden_size: found 512", "256"]),
