@@ -10,6 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
+def visible(text: str) -> str:
+    """Text that came from a file or a path, safe for a terminal of any encoding: what does not print is escaped
+    (escape sequences, halves of surrogate pairs); newlines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing wrong with an input: `where` (file, and tensor or field), what was `found`, what was `wanted`."""
@@ -30,7 +36,7 @@ class MonodraftError(Exception):
     def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:
         self.faults = tuple(faults)
         lines = [message, *(f"  {fault}" for fault in self.faults)]
-        super().__init__("\n".join(lines))
+        super().__init__(visible("\n".join(lines)))
 
 
 class ConfigError(MonodraftError):

@@ -20,6 +20,7 @@ from monodraft.checkpoint.shipped import DRAFTER, TARGET
 from monodraft.checkpoint.stored import StoredTensor
 from monodraft.checkpoint.target import shared_tensors
 from monodraft.cli.sizes import human_bytes, plural
+from monodraft.errors import visible
 from monodraft.plan.bytes import Floor, StageBytes, bandwidth_floor, stage_bytes
 from monodraft.plan.gpus import GPUS, Gpu, find_gpu
 
@@ -65,7 +66,7 @@ def _audit_lines(audited: Audit, target: dict[str, StoredTensor] | None, values:
     if values:
         lines.append(Text.assemble(("✓ ", "bold green"), "no NaN and no infinity in any of them"))
     for name, reason in audited.ignored.items():
-        lines.append(Text.assemble(("• ", "bold yellow"), f"{name} is not read: {reason}"))
+        lines.append(Text.assemble(("• ", "bold yellow"), f"{visible(name)} is not read: {reason}"))
     if audited.from_target:
         what = " and ".join({"embed": "embedding", "lm_head": "LM head"}[role] for role in audited.from_target)
         if target is None:
@@ -127,7 +128,7 @@ def _render(
         facts.add_row(*row)
     per_rank = f"One draft round, rank 0 of {ranks}, one request with {context} tokens of context"
     return Group(
-        Panel(Group(*checks), title=str(audited.folder), title_align="left", border_style="green"),
+        Panel(Group(*checks), title=Text(visible(str(audited.folder))), title_align="left", border_style="green"),
         Panel(facts, title="Drafter", title_align="left", border_style="dim"),
         Panel(_stage_table(stages, floor), title=per_rank, title_align="left", border_style="dim"),
         Panel(

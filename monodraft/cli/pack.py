@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.text import Text
 
 from monodraft.checkpoint.packing import Packed, pack
 from monodraft.cli.sizes import human_bytes, parse_bytes, plural
+from monodraft.errors import visible
 
 
 def _progress() -> Progress:
@@ -28,14 +30,14 @@ def _progress() -> Progress:
     )
 
 
-def _summary(packed: Packed) -> str:
+def _summary(packed: Packed) -> Text:
     files = plural(len(packed.files), "file")
     amount = f"{human_bytes(packed.bytes_in)} → {human_bytes(packed.bytes_out)} in {files}"
     if packed.quantised:
         what = f"{packed.quantised} linears to MXFP8, {packed.copied} tensors as they were"
     else:
         what = f"linears were MXFP8 already: all {packed.copied} tensors byte for byte"
-    return f"[bold green]✓[/] {packed.destination}: {what}, {amount}"
+    return Text.assemble(("✓", "bold green"), f" {visible(str(packed.destination))}: {what}, {amount}")
 
 
 def pack_command(
