@@ -16,19 +16,25 @@ CHUNK = 1 << 22
 
 
 def read_chunks(tensor: StoredTensor, chunk: int = CHUNK) -> Iterator[bytes]:
-    """The tensor's bytes in order, `chunk` at a time, by plain reads (mapped pages would count as our memory)."""
-    with tensor.path.open("rb", buffering=0) as file:
-        file.seek(tensor.offset)
-        left = tensor.size
-        while left:
-            data = file.read(min(chunk, left))
-            if not data:
-                where = f"{tensor.path}: {tensor.name}"
-                raise CheckpointError(
-                    "a file shrank while it was read", [Fault(where, "its end", f"{left} bytes more")]
-                )
-            left -= len(data)
-            yield data
+    """The tensor's bytes in order, `chunk` at a time, by plain reads (mapped pages would count as our memory).
+
+    Raises CheckpointError naming file and tensor where they cannot be read, so that `pack` does not take an error of
+    its source for one of its destination.
+    """
+    where, left = f"{tensor.path}: {tensor.name}", tensor.size
+    try:
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            while left:
+                data = file.read(min(chunk, left))
+                if len(data) < min(chunk, left):
+                    wanted = f"{left - len(data)} bytes more"
+                    raise CheckpointError("a file shrank while it was read", [Fault(where, "its end", wanted)])
+                left -= len(data)
+                yield data
+    except OSError as error:
+        fault = Fault(where, error.strerror or str(error), f"{left} bytes more")
+        raise CheckpointError("a file cannot be read", [fault]) from error
 
 
 def _masked(dtype: str, mask: int) -> Callable[[bytes], NDArray[np.bool_]]:

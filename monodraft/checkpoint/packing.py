@@ -24,7 +24,7 @@ from monodraft.checkpoint.reading import CONFIG, load_json
 from monodraft.checkpoint.shards import index_json, shard_names, split_into_shards
 from monodraft.checkpoint.stored import INDEX, StoredTensor, stored_tensors
 from monodraft.checkpoint.writer import OutputTensor, write_safetensors
-from monodraft.errors import Fault, InputError
+from monodraft.errors import CheckpointError, Fault, InputError
 from monodraft.formats import bf16, mxfp8
 
 ELEMENTS_AT_ONCE = 1 << 16
@@ -102,13 +102,21 @@ def _packed_config(folder: Path) -> str:
 
 
 def _bystanders(folder: Path) -> list[Path]:
-    """Files of the source that are no tensors, index or config: model card, licence, tokenizer."""
+    """Files of the source that are no tensors, index or config: model card, licence, tokenizer. Raises CheckpointError
+    naming those that cannot be read."""
     tensors = {".safetensors", ".bin", ".pt", ".pth"}
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name not in (CONFIG, INDEX) and path.suffix not in tensors and path.name[0] != "."
-    ]
+    found, faults = [], []
+    for path in sorted(folder.iterdir()):
+        if path.name in (CONFIG, INDEX) or path.suffix in tensors or path.name[0] == "." or not path.is_file():
+            continue
+        try:
+            path.open("rb").close()
+            found.append(path)
+        except OSError as error:
+            faults.append(Fault(str(path), error.strerror or str(error), "a readable file, to be copied along"))
+    if faults:
+        raise CheckpointError("files of the source cannot be read", faults)
+    return found
 
 
 def _check_room(destination: Path, needed: int) -> None:
@@ -120,7 +128,12 @@ def _check_room(destination: Path, needed: int) -> None:
 
 
 def _write(
-    partial: Path, outputs: list[OutputTensor], audited: Audit, max_shard_size: int | None, wrote: Callable[[int], None]
+    partial: Path,
+    outputs: list[OutputTensor],
+    audited: Audit,
+    bystanders: list[Path],
+    max_shard_size: int | None,
+    wrote: Callable[[int], None],
 ) -> tuple[str, ...]:
     """Fill the partial folder; returns the names of its tensor files."""
     by_name = {tensor.name: tensor for tensor in outputs}
@@ -135,7 +148,7 @@ def _write(
     for name, text in texts.items():
         (partial / name).write_text(text)
         sync(partial / name)
-    for path in _bystanders(audited.folder):
+    for path in bystanders:
         shutil.copyfile(path, partial / path.name)
         sync(partial / path.name)
     return tuple(files)
@@ -169,7 +182,8 @@ def pack(
         )
     outputs, quantised = _plan(audited)
     total = sum(tensor.size for tensor in outputs)
-    _check_room(destination, total)
+    bystanders = _bystanders(source)
+    _check_room(destination, total + sum(path.stat().st_size for path in bystanders))
     checked = 0
     for tensor in audited.tensors.values():
         check_finite([tensor])
@@ -184,7 +198,7 @@ def pack(
 
     try:
         with new_folder(destination) as partial:
-            files = _write(partial, outputs, audited, max_shard_size, wrote)
+            files = _write(partial, outputs, audited, bystanders, max_shard_size, wrote)
     except OSError as error:
         where = destination / Path(error.filename).name if error.filename else destination
         found = f"{error.strerror or error} after {written} of {total} bytes"

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -229,6 +230,49 @@ def test_nan_weights_and_corrupt_sources(source: Path, tmp_path: Path) -> None:
     data = (source / SINGLE).read_bytes()
     (source / SINGLE).write_bytes(data[:-1])
     refused(source, tmp_path / "packed", "truncated", CheckpointError)
+
+
+def test_a_file_of_the_source_that_cannot_be_read(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def denied(path: Path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if path.name == "README.md":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", denied)
+    refused(source, tmp_path / "packed", f"{source}/README.md: found Permission denied", CheckpointError)
+
+
+class _Failing(io.BufferedReader):
+    """A file on a disk that fails at the 60th read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+        _Failing.reads += 1
+        if _Failing.reads == 60:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(size)
+
+
+def test_a_disk_of_the_source_that_fails_half_way_is_not_taken_for_the_destination(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def failing(path: Path, mode: str = "r", *args, **kwargs):  # type: ignore[no-untyped-def]
+        file = real(path, mode, *args, **kwargs)
+        return _Failing(file.detach()) if path == source / SINGLE and mode == "rb" else file
+
+    monkeypatch.setattr(Path, "open", failing)
+    steps: list[str] = []
+    with pytest.raises(CheckpointError, match=rf"{source}/{SINGLE}: \S+weight: found Input/output error"):
+        pack(source, tmp_path / "packed", progress=lambda what, done, total: steps.append(what))
+    assert "writing" in steps
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
 def test_linears_whose_columns_are_no_blocks(tmp_path: Path) -> None:
