@@ -33,6 +33,28 @@ def decode(word: int) -> Failure | None:
     return Failure(rank=word >> 16 & 0xFFFF, site=word >> 32)
 
 
+MARK_BITS = 5
+"""Bits of a launch's mark."""
+
+
+def launch_tag(epoch: int, mark: int) -> int:
+    """The tag of launch number `epoch` (1 .. 2^32 - 1) among launches that agree about `mark` (0 .. 31).
+
+    It is `epoch`, moved on by mark x 2^27 in the cycle 1 .. 2^32 - 1: ranks that disagree about the mark wait for tags
+    that do not come, and tags of one mark repeat as seldom as epochs do. A mark of 0 gives the epoch itself.
+    """
+    moved = epoch + (mark << 32 - MARK_BITS)
+    return (moved & LAST_TAG) + (moved >> 32)
+
+
+def epoch_and_mark(tag: int, near: int) -> tuple[int, int]:
+    """The epoch and mark of a tag, if the epoch is within 2^26 of epoch `near`."""
+    step, cycle = 1 << 32 - MARK_BITS, LAST_TAG
+    ahead = (tag - near) % cycle
+    mark = (ahead + step // 2) // step % (1 << MARK_BITS)
+    return (tag - 1 - mark * step) % cycle + 1, mark
+
+
 def next_tag(tag: int) -> int:
     """The epoch after `tag` (0 before the first launch): counts 1 .. 2^32 - 1 and skips 0 at the wrap.
 

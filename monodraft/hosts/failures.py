@@ -8,15 +8,18 @@ what the failed producer owes, and waits further down that happened to expire fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from monodraft.device.health import decode
+from monodraft.device.health import LAST_TAG, decode, epoch_and_mark, launch_tag
 from monodraft.errors import Fault, StepFailed
-from monodraft.plan.shape import TILE
+from monodraft.plan.shape import MAX_ROWS, TILE
 from monodraft.plan.step import Plan, Repeat, Stage, Wait
 
+RECENT = 1 << 24
+"""Launches back from which a word is taken for a tag; an older one is junk."""
 Arrays = Callable[..., np.ndarray]
 """`arrays(name, layer=0)`: an array of a memory block."""
 
@@ -32,8 +35,31 @@ class Memories(Protocol):
         ...
 
 
-def failure(plan: Plan, memories: Memories, tag: int, ranks: Iterable[int] | None = None) -> StepFailed | None:
-    """The error of the step with tag `tag` that just ended, or None where it is healthy.
+@dataclass(frozen=True)
+class Wanted:
+    """The tag that hand-offs of launch `epoch` with `rows` context rows carry."""
+
+    epoch: int
+    rows: int
+
+    @property
+    def tag(self) -> np.uint32:
+        return np.uint32(launch_tag(self.epoch, self.rows))
+
+    def describe(self, word: int) -> str:
+        """A tag that was found: its epoch, and its rows where they are others."""
+        if not word:
+            return "tag 0"
+        epoch, rows = epoch_and_mark(word, self.epoch)
+        if rows > MAX_ROWS or (self.epoch - epoch) % LAST_TAG >= RECENT:
+            return f"tag {word:#x}, which is no launch's,"
+        return f"tag {epoch}" + (f" of {rows} context rows, not {self.rows}," if rows != self.rows else "")
+
+
+def failure(
+    plan: Plan, memories: Memories, epoch: int, rows: int, ranks: Iterable[int] | None = None
+) -> StepFailed | None:
+    """The error of launch `epoch` with `rows` context rows, which just ended, or None where it is healthy.
 
     `ranks` are those whose memory can be read, all by default.
     """
@@ -41,48 +67,54 @@ def failure(plan: Plan, memories: Memories, tag: int, ranks: Iterable[int] | Non
     if record is None:
         return None
     ranks = list(range(plan.shape.ranks) if ranks is None else ranks)
-    absent = [rank for rank in ranks if epoch(memories, rank) != tag]
-    rank, site = first_missing(plan, memories, tag, [r for r in ranks if r not in absent]) or (record.rank, record.site)
-    faults = [place_fault(plan, memories, rank, site, tag, rank in ranks)]
-    faults += [Fault(f"rank {each}, epoch", str(epoch(memories, each)), f"{tag}: its kernel ends") for each in absent]
+    wanted = Wanted(epoch, rows)
+    absent = [rank for rank in ranks if last_epoch(memories, rank) != epoch]
+    present = [rank for rank in ranks if rank not in absent]
+    rank, site = first_missing(plan, memories, wanted, present) or (record.rank, record.site)
+    faults = [place_fault(plan, memories, rank, site, wanted, rank in ranks)]
+    for each in absent:
+        faults.append(Fault(f"rank {each}, epoch", str(last_epoch(memories, each)), f"{epoch}: its kernel ends"))
     return StepFailed("the draft step did not complete in its time", faults)
 
 
-def epoch(memories: Memories, rank: int) -> int:
+def last_epoch(memories: Memories, rank: int) -> int:
     """Epoch of the last launch of a rank that ended."""
     return int(memories.blocks(rank)[0]("epoch").view(np.uint32)[0])
 
 
-def first_missing(plan: Plan, memories: Memories, tag: int, ranks: Iterable[int]) -> tuple[int, int] | None:
+def first_missing(plan: Plan, memories: Memories, wanted: Wanted, ranks: Iterable[int]) -> tuple[int, int] | None:
     """(rank, site) of the first wait in program order whose region lacks the tag, on one of `ranks`."""
     ranks = list(ranks)
     for site, (stage, wait, repeat) in enumerate(plan.waits, 1):
         for rank in ranks:
-            if (waited(plan, memories, rank, stage, wait, repeat) != np.uint32(tag)).any():
+            if (waited(plan, memories, rank, stage, wait, repeat) != wanted.tag).any():
                 return rank, site
     return None
 
 
-def place_fault(plan: Plan, memories: Memories, rank: int, site: int, tag: int, readable: bool = True) -> Fault:
+def place_fault(plan: Plan, memories: Memories, rank: int, site: int, wanted: Wanted, readable: bool = True) -> Fault:
     """What a wait of a rank wanted and what stands in its region now."""
+    if site > len(plan.waits):
+        found = f"no such wait here: this rank's step has {len(plan.waits)}"
+        return Fault(f"rank {rank}, wait {site} of its step", found, "the same step on all ranks")
     stage, wait, repeat = plan.place(site)
     unit = {Repeat.ONCE: "", Repeat.LAYER: f" of layer {repeat}", Repeat.SLOT: f" of slot {repeat}"}[stage.repeat]
     where = f"rank {rank}, stage {stage.name}{unit}, region {wait.region}"
     if not readable:
-        return Fault(where, "another tag (that rank's memory cannot be read from here)", f"tag {tag}")
+        return Fault(where, "another tag (that rank's memory cannot be read from here)", f"tag {wanted.epoch}")
     words = waited(plan, memories, rank, stage, wait, repeat)
-    return Fault(where, seen(plan, wait, words, tag), f"tag {tag}")
+    return Fault(where, seen(plan, wait, words, wanted), f"tag {wanted.epoch}")
 
 
-def seen(plan: Plan, wait: Wait, words: np.ndarray, tag: int) -> str:
-    """The first word of a waited-for region whose tag is not `tag`, and who should have written it."""
+def seen(plan: Plan, wait: Wait, words: np.ndarray, wanted: Wanted) -> str:
+    """The first word of a waited-for region that has not the tag, and who should have written it."""
     what = "pair" if wait.poll else "flag"
-    wrong = np.flatnonzero(words != np.uint32(tag))
+    wrong = np.flatnonzero(words != wanted.tag)
     if not len(wrong):
-        return f"tag {tag} in all {len(words)} {what}s, but after the deadline"
+        return f"tag {wanted.epoch} in all {len(words)} {what}s, but after the deadline"
     first = int(wrong[0])
     count = f"{len(wrong)} of {len(words)} {what}s without the tag"
-    return f"tag {int(words[first])} in {what} {first}, from {writer(plan, wait, first)} ({count})"
+    return f"{wanted.describe(int(words[first]))} in {what} {first}, from {writer(plan, wait, first)} ({count})"
 
 
 def writer(plan: Plan, wait: Wait, index: int) -> str:

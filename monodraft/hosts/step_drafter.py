@@ -158,10 +158,10 @@ class StepDrafter:
         sampled = any(anchor.temperature >= GREEDY_BELOW for anchor in anchors)
         plan, program = self.program(len(anchors), MAX_ROWS if rows else 0, sampled)
         self._write_inputs(anchors, rows)
-        tag = next_tag(int(self.workspace.local[0]("epoch").view(np.uint32)[0]))
+        epoch = next_tag(int(self.workspace.local[0]("epoch").view(np.uint32)[0]))
         self.report = self.workspace.launch(plan, program, self._ticks, **self.launch_options())
         self.launches += 1
-        self._failed = failure(plan, self.workspace, tag, self.workspace.ranks)
+        self._failed = failure(plan, self.workspace, epoch, len(rows), self.workspace.ranks)
         if self._failed is not None:
             raise self._failed
         self._queue = self._queue[len(rows) :]

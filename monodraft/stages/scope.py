@@ -75,7 +75,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch as its stages see it. `record` notes (kind, region) of every hand-off while the kernel is traced."""
+    """One launch as its stages see it. `epoch` counts launches; hand-offs of this one carry `tag`.
+
+    `record` notes (kind, stage, region) of every hand-off while the kernel is traced.
+    """
 
     plan: Plan
     geo: Geometry
@@ -87,6 +90,7 @@ class Step:
     rank: Any
     keys: Any
     values: Any
+    epoch: Any
     tag: Any
     bound: dw.Bound
     lds: Lds

@@ -9,7 +9,9 @@ import flydsl.expr as fx
 
 from monodraft.device import words as dw
 from monodraft.device.geometry import Geometry
+from monodraft.device.health import MARK_BITS
 from monodraft.plan.lds import lds_map
+from monodraft.plan.shape import StepShape
 from monodraft.plan.step import Plan
 from monodraft.stages import context, layer, markov, markov_inner
 from monodraft.stages.attention import attention
@@ -69,12 +71,26 @@ def finish(step: Step) -> None:
     place = (fx.thread_idx.x == 0).select(fx.Int32(0), fx.Int32(1))
     epoch = step.local.at("epoch")
     if step.cta == 0:
-        dw.st(epoch, place, step.tag, nbytes=4)
+        dw.st(epoch, place, step.epoch, nbytes=4)
 
 
-def next_tag(epoch: Any) -> Any:
-    """The tag of this launch from the counter of the last: as `device.health.next_tag`, 2^32 - 1 is followed by 1."""
+def next_epoch(epoch: Any) -> Any:
+    """The epoch of this launch from the counter of the last: as `device.health.next_tag`, 2^32 - 1 is followed by 1."""
     return (epoch == -1).select(fx.Int32(1), epoch + 1)
+
+
+def launch_tag(epoch: Any, mark: Any) -> Any:
+    """`device.health.launch_tag` of Int32s: the sum in 64 bits, and what overflows 32 added at the low end."""
+    moved = (fx.Int64(epoch) & 0xFFFFFFFF) + (fx.Int64(mark) << (32 - MARK_BITS))
+    return fx.Int32(moved) + fx.Int32(moved >> 32)
+
+
+def committed_rows(shape: StepShape, local: Memory) -> Any:
+    """Context rows of this launch, Int32: the mark of its tags, so that ranks that were given other numbers of rows,
+    whose pools would differ from then on, do not take each other's partials."""
+    if not shape.context_rows:
+        return fx.Int32(0)
+    return dw.first_lane(dw.ld(local.at("context_count"), fx.Int32(0)))
 
 
 def uniform64(base: Any, index: int) -> Any:
@@ -91,7 +107,7 @@ def scope(plan: Plan, record: list[tuple[str, str, str]], **arguments: Any) -> S
     weights, local, exchange = blocks(shape)
     own_memory = Memory(arguments["local"], local)
     rank = arguments["rank"]
-    epoch = dw.first_lane(dw.ld(own_memory.at("epoch"), fx.Int32(0)))
+    epoch = next_epoch(dw.first_lane(dw.ld(own_memory.at("epoch"), fx.Int32(0))))
     return Step(
         plan=plan,
         geo=geo,
@@ -103,7 +119,8 @@ def scope(plan: Plan, record: list[tuple[str, str, str]], **arguments: Any) -> S
         rank=rank,
         keys=arguments["keys"],
         values=arguments["values"],
-        tag=next_tag(epoch),
+        epoch=epoch,
+        tag=launch_tag(epoch, committed_rows(shape, own_memory)),
         bound=dw.Bound.start(arguments["health"], rank, arguments["ticks"]),
         lds=Lds.allocate(lds_map(shape)),
         record=record,

@@ -9,7 +9,7 @@ import pytest
 
 from monodraft.device import Failure, Geometry, next_tag
 from monodraft.device.geometry import check_address, check_array, check_depth, check_dtype
-from monodraft.device.health import decode
+from monodraft.device.health import decode, epoch_and_mark, launch_tag
 from monodraft.errors import KernelError
 
 pytestmark = pytest.mark.numbers
@@ -95,6 +95,20 @@ def test_health_word_decodes_to_rank_and_site() -> None:
     assert decode(-(2**63) + (5 << 16) + 1) == Failure(rank=5, site=2**31)
     with pytest.raises(ValueError, match="health word"):
         decode(2)
+
+
+def test_tags_of_launches_that_disagree_never_meet() -> None:
+    """Marks 0 .. 31 of an epoch are 32 tags, none 0, and a tag tells its epoch and mark; also where epochs wrap."""
+    last = 2**32 - 1
+    for epoch in (1, 2, 2**27 - 1, 2**27, 5 << 27, 2**31, last - 2, last):
+        tags = [launch_tag(epoch, mark) for mark in range(32)]
+        assert tags[0] == epoch
+        assert len(set(tags)) == 32
+        assert all(1 <= tag <= last for tag in tags)
+        for near in (epoch, next_tag(epoch), max(1, epoch - 1000)):
+            assert [epoch_and_mark(tag, near) for tag in tags] == [(epoch, mark) for mark in range(32)]
+        # The next launch of the same mark has another tag than this one, as far as epochs go.
+        assert all(launch_tag(next_tag(epoch), mark) == next_tag(tag) for mark, tag in enumerate(tags))
 
 
 def test_tags_skip_zero_at_the_wrap() -> None:

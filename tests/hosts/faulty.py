@@ -1,8 +1,8 @@
 """A draft step in which a CTA of a rank can be made to fail at a hand-off, chosen when it is launched.
 
 The kernel is traced from the very stages; only the two device words that hand data over are replaced: `publish`, and
-`st` at system scope (every put). They read from spare words of the victim rank's `epoch` array which CTA fails from
-which turn on, and how. Without a fault in those words the kernel computes what the shipping one computes.
+`st` of a put. They read from spare words of the victim rank's `epoch` array which CTA fails from which hand-off on, and
+how. Without a fault in those words the kernel computes what the shipping one computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import monodraft.executor as ex
-from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.config import DraftConfig, MarkovKind
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.device import words as dw
 from monodraft.drafter import Anchor, ContextRows
@@ -27,19 +27,38 @@ from monodraft.executor.fast import kernel as native
 from monodraft.hosts.executor_drafter import ExecutorDrafter
 from monodraft.hosts.workspace import Workspace
 from monodraft.plan.order import turns
-from monodraft.plan.shape import AllReduce
-from monodraft.plan.step import Plan, Repeat
-from monodraft.stages import context, exchange, layer, linear, markov, rows, step
+from monodraft.plan.shape import AllReduce, StepShape
+from monodraft.plan.step import Plan
+from monodraft.stages import attention_shares, context, exchange, layer, linear, markov, markov_inner, rows, step
 from monodraft.stages.scope import Step
 from monodraft.testing import random_config, random_weights
 
-MODULES = (context, exchange, layer, linear, markov, rows, step)
+MODULES = (attention_shares, context, exchange, layer, linear, markov, markov_inner, rows, step)
 FIRST = 4
-"""Word of `epoch` where the fault stands: kind, CTA, turn, ticks."""
+"""Word of `epoch` where the fault stands: kind, CTA, hand-off, ticks."""
+
+
+@dataclass(frozen=True)
+class HandOff:
+    """A put or publish of a launch: stage, layer or slot, region."""
+
+    stage: str
+    repeat: int
+    region: str
+
+
+def hand_offs(plan: Plan) -> list[HandOff]:
+    """All hand-offs of a launch, in program order: a stage's puts, then its flags."""
+    found = []
+    for turn in turns(plan):
+        stage = turn.stage
+        regions = [region for region in stage.writes if region.startswith(("pairs.", "candidates"))]
+        found += [HandOff(stage.name, turn.repeat, region) for region in [*regions, stage.flags] if region]
+    return found
 
 
 class Kind(IntEnum):
-    """What becomes of the victim's hand-offs from its turn on."""
+    """What becomes of the victim's hand-offs from the given one on."""
 
     NONE = 0
     DIES = 1
@@ -49,16 +68,16 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """CTA `cta` of rank `rank` fails at turn `turn` (`plan.order.turns`) of its launch.
+    """CTA `cta` of rank `rank` fails at hand-off number `hand_off` (of `hand_offs`) of its launch.
 
     DIES: nothing that it hands over from then on arrives. LATE: it stands still before that hand-off until `ticks`
-    after its deadline (below 0: before it). STALE: the hand-offs of that turn alone carry the tag of the launch before.
+    after its deadline (below 0: before it). STALE: that hand-off alone carries the tag of the launch before.
     """
 
     kind: Kind = Kind.NONE
     rank: int = 0
     cta: int = 0
-    turn: int = 0
+    hand_off: int = 0
     ticks: int = 0
 
 
@@ -66,7 +85,7 @@ def write_faults(workspace: Workspace, *faults: Fault) -> None:
     """Put faults, at most one a rank, where the victims' kernels read them; clears all others."""
     for rank, view in enumerate(workspace.local):
         own = next((fault for fault in faults if fault.rank == rank), Fault())
-        view("epoch")[FIRST : FIRST + 4] = own.kind, own.cta, own.turn, own.ticks
+        view("epoch")[FIRST : FIRST + 4] = own.kind, own.cta, own.hand_off, own.ticks
 
 
 class Notes(list[tuple[str, str, str]]):
@@ -82,12 +101,16 @@ class Tracing:
     step: Any = None
     repeat: Any = None
 
-    def turn(self) -> Any:
-        """Number of the turn whose hand-off is being traced."""
-        name = self.notes[-1][1]
-        stage = self.plan.stage(name)
-        places = [turn.index for turn in turns(self.plan) if turn.stage.name == name]
-        if stage.repeat is Repeat.ONCE or len(places) == 1:
+    @property
+    def puts(self) -> bool:
+        """Whether a put is being traced: what is stored after it was noted, before anything else is."""
+        return bool(self.notes) and self.notes[-1][0] == "put"
+
+    def number(self) -> Any:
+        """Number of the hand-off that is being traced."""
+        _, stage, region = self.notes[-1]
+        places = [i for i, each in enumerate(hand_offs(self.plan)) if (each.stage, each.region) == (stage, region)]
+        if len(places) == 1:
             return fx.Int32(places[0])
         return self.repeat * (places[1] - places[0]) + places[0]
 
@@ -99,16 +122,16 @@ class Tracing:
         return self.step.cta == self.word(1)
 
     def dead(self) -> Any:
-        return (self.word(0) == Kind.DIES) & self.victim() & (self.turn() >= self.word(2))
+        return (self.word(0) == Kind.DIES) & self.victim() & (self.number() >= self.word(2))
 
     def tag_error(self) -> Any:
         """What is subtracted from the tag of this hand-off."""
-        active = (self.word(0) == Kind.STALE) & self.victim() & (self.turn() == self.word(2))
+        active = (self.word(0) == Kind.STALE) & self.victim() & (self.number() == self.word(2))
         return active.select(fx.Int32(1), fx.Int32(0))
 
     def stand_still(self) -> None:
         """A late victim waits."""
-        active = (self.word(0) == Kind.LATE) & self.victim() & (self.turn() == self.word(2))
+        active = (self.word(0) == Kind.LATE) & self.victim() & (self.number() == self.word(2))
         until = self.step.bound.deadline + fx.Int64(self.word(3))
         spin_until(active.select(until, fx.Int64(0)))
 
@@ -131,7 +154,7 @@ class Words:
         return getattr(dw, name)
 
     def st(self, base: Any, idx: Any, v: Any, cm: int = 0, nbytes: Any = None) -> None:
-        if cm != dw.CM_SYS:
+        if not self._tracing.puts:
             dw.st(base, idx, v, cm=cm, nbytes=nbytes)
             return
         self._tracing.stand_still()
@@ -197,29 +220,63 @@ JUMP = 2_000
 ROWS, TOKEN = 5, 3
 
 
-def small_config() -> DraftConfig:
-    """A block of 2, 2 layers; so small that a launch of 2 ranks takes a tenth of a second."""
-    return random_config(block_size=2, vocab_size=128, ffn_size=128, hidden_size=128, markov_rank=32)
+@dataclass(frozen=True)
+class Setting:
+    """What the plans of the launches here differ in. 2 ranks, a block of 2, 2 layers; so small that a launch takes a
+    tenth of a second."""
+
+    mode: AllReduce = AllReduce.TWO_STAGE
+    markov: MarkovKind = MarkovKind.VANILLA
+    splits: int = 0
+    requests: int = 1
+
+    def __str__(self) -> str:
+        parts = [self.mode.value] + ([] if self.markov is MarkovKind.VANILLA else [self.markov.value])
+        return "-".join([*parts, *([f"splits{self.splits}"] if self.splits else [])])
+
+    @property
+    def ctas(self) -> int:
+        """Keys split over CTAs need one for each request, K/V head (2 a rank) and share."""
+        return max(CTAS, 2 * self.requests * self.splits)
+
+    @property
+    def config(self) -> DraftConfig:
+        return random_config(
+            block_size=2, vocab_size=128, ffn_size=128, hidden_size=128, markov_rank=32, markov=self.markov
+        )
+
+    @property
+    def weights(self) -> DraftWeights:
+        return weights_of(self.markov)
+
+    def plan(self, requests: int = 1, context_rows: int = 16) -> Plan:
+        """The plan of a launch."""
+        shape = StepShape(
+            self.config, ranks=2, ctas=self.ctas, requests=requests, context_rows=context_rows, capacity=self.requests,
+            pages=4 * self.requests, page_size=32, positions=128, all_reduce=self.mode, splits=self.splits,
+        )  # fmt: skip
+        return Plan(shape)
 
 
 @cache
-def small_weights() -> DraftWeights:
-    return random_weights(small_config())
+def weights_of(markov: MarkovKind) -> DraftWeights:
+    return random_weights(Setting(markov=markov).config)
 
 
 class FaultyDrafter(ExecutorDrafter):
     """An ExecutorDrafter on 2 ranks whose launches can fail. `turn` drafts the same block again and again."""
 
-    def __init__(self, all_reduce: AllReduce = AllReduce.TWO_STAGE, ticks: int = TICKS, requests: int = 1) -> None:
+    def __init__(self, setting: Setting = Setting(), ticks: int = TICKS) -> None:
         super().__init__(
-            small_config(),
-            small_weights(),
+            setting.config,
+            setting.weights,
             ranks=2,
-            ctas=CTAS,
+            ctas=setting.ctas,
             positions=128,
             page_size=32,
-            max_requests=requests,
-            all_reduce=all_reduce,
+            max_requests=setting.requests,
+            all_reduce=setting.mode,
+            splits=setting.splits,
             ticks=ticks,
             schedule=lambda _: self.schedule_of_turn,
         )
@@ -263,4 +320,4 @@ class FaultyDrafter(ExecutorDrafter):
 
 def features() -> torch.Tensor:
     """ROWS context rows."""
-    return torch.randn(ROWS, small_config().feature_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    return torch.randn(ROWS, Setting().config.feature_size, generator=torch.Generator().manual_seed(1)).bfloat16()

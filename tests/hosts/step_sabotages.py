@@ -99,8 +99,8 @@ SABOTAGES = [
     Sabotage(
         "epoch-stands-still",
         "step.py",
-        "dw.st(epoch, place, step.tag, nbytes=4)",
-        "dw.st(epoch, place, step.tag - 1, nbytes=4)",
+        "dw.st(epoch, place, step.epoch, nbytes=4)",
+        "dw.st(epoch, place, step.epoch - 1, nbytes=4)",
     ),
 ]
 

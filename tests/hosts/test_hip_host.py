@@ -131,7 +131,7 @@ def test_the_epoch_is_the_device_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     block = local_block(drafter.shape)
     words(drafter.workspace.local[0].address + block.offset("epoch"), 1)[0] += 5  # five replays
     tags: list[int] = []
-    monkeypatch.setattr(step_drafter, "failure", lambda plan, workspace, tag, ranks: tags.append(tag))
+    monkeypatch.setattr(step_drafter, "failure", lambda plan, workspace, epoch, rows, ranks: tags.append(epoch))
     propose(drafter)
     assert tags == [7]
     assert words(drafter.workspace.local[0].address + block.offset("epoch"), 1)[0] == 7

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flydsl")
 
-from faulty import TOKEN, FaultyDrafter, quickly_translated, small_config
+from faulty import TOKEN, FaultyDrafter, Setting, quickly_translated
 from step_sabotages import SABOTAGES, Sabotage, mutant
 
 import monodraft.executor as ex
@@ -53,7 +53,7 @@ def run(drafter: FaultyDrafter, seeded: bool) -> list[bytes]:
         kind = ex.Schedule.random if number % 2 else ex.Schedule.adversarial
         drafter.schedule_of_turn = kind(number) if seeded else ex.Schedule.round_robin()
         generator = torch.Generator().manual_seed(number)
-        rows = torch.randn(3 + number, small_config().feature_size, generator=generator).bfloat16()
+        rows = torch.randn(3 + number, Setting().config.feature_size, generator=generator).bfloat16()
         drafter.open(0)
         drafter.commit([ContextRows(0, 0, rows)])
         with quickly_translated():
