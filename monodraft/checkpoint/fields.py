@@ -27,11 +27,19 @@ MOST_LAYERS = 256
 LONGEST_BLOCK = 256
 """More is a mistake: the public drafters have 3 to 15. No tensor's shape shows the block size."""
 
+ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
+"""Where transformers keeps RoPE's facts that are not flat: since version 5, and before."""
+
 ABSENT = object()
 """Value of a field that the config does not have; JSON null is None."""
 
 Parser = Callable[[object], Any]
 """Turns a JSON value into ours; raises ValueError with what was wanted."""
+
+
+def rope_paths(name: str, kind: str = "") -> tuple[str, ...]:
+    """Where a fact of RoPE may stand: flat, and in ROPE_SECTIONS, there under the layer type `kind` if one is given."""
+    return (name, *(f"{section}.{kind}{'.' if kind else ''}{name}" for section in ROPE_SECTIONS))
 
 
 def show(value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monodraft.checkpoint.fields import ABSENT, Reader, show
+from monodraft.checkpoint.fields import ABSENT, ROPE_SECTIONS, Reader, show
 from monodraft.errors import Fault
 
 PLACES = ("", "text_config", "transformer_layer_config", "dflash_config", "dspark_config")
@@ -121,7 +121,7 @@ def rope_signs(reader: Reader) -> list[Fault]:
     """Refusals inside `rope_parameters` or `rope_scaling`, which for Gemma4 hold one entry a layer type."""
     faults = []
     for place in PLACES:
-        for key in ("rope_parameters", "rope_scaling"):
+        for key in ROPE_SECTIONS:
             path = f"{place}.{key}" if place else key
             value = reader.at(path)
             nested = isinstance(value, dict) and any(isinstance(v, dict) for v in value.values())
@@ -142,11 +142,15 @@ def rope_signs(reader: Reader) -> list[Fault]:
 def reduced_vocabulary(reader: Reader) -> list[Fault]:
     """A draft vocabulary smaller than the target's, by the two sizes."""
     faults = []
-    sizes = [reader.at(path) for path in ("vocab_size", "transformer_layer_config.vocab_size")]
-    draft = reader.at("draft_vocab_size")
-    full = next((size for size in sizes if size is not ABSENT), draft)
-    if draft is not ABSENT and draft is not None and draft != full:
-        faults.append(Fault(f"{reader.place}: draft_vocab_size", show(draft), f"{show(full)}; refused: {REDUCED}"))
+    paths = {
+        name: [f"{place}.{name}" if place else name for place in PLACES] for name in ("vocab_size", "draft_vocab_size")
+    }
+    sizes = [reader.at(path) for path in paths["vocab_size"]]
+    for path in paths["draft_vocab_size"]:
+        draft = reader.at(path)
+        full = next((size for size in sizes if size is not ABSENT), draft)
+        if draft is not ABSENT and draft is not None and draft != full:
+            faults.append(Fault(f"{reader.place}: {path}", show(draft), f"{show(full)}; refused: {REDUCED}"))
     return faults
 
 

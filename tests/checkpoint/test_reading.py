@@ -130,6 +130,84 @@ def test_m31_rotary_dim_and_partial_factor_must_agree() -> None:
     assert "rotary_dim or partial_rotary_factor" in faults_of(changed(M31, text_config__rotary_dim=...))
 
 
+@pytest.mark.parametrize(
+    ("raw", "changes", "first", "second"),
+    [
+        (
+            M31,
+            {"text_config__rope_scaling": {"rope_theta": 3.0}},
+            "text_config.rope_theta",
+            "text_config.rope_scaling.rope_theta",
+        ),
+        (M31, {"rope_parameters": {"rope_theta": 3.0}}, "text_config.rope_theta", "rope_parameters.rope_theta"),
+        (
+            M31,
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"partial_rotary_factor": 1.0}},
+            "partial_rotary_factor",
+            "rope_scaling.partial_rotary_factor",
+        ),
+        (
+            M31,
+            {"text_config__partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}},
+            "text_config.partial_rotary_factor",
+            "rope_parameters.partial_rotary_factor",
+        ),
+        (QWEN3_4B, {"rope_scaling": {"rope_theta": 3.0}}, "rope_theta", "rope_scaling.rope_theta"),
+        (
+            QWEN3_4B,
+            {"rope_scaling": {"partial_rotary_factor": 0.5}},
+            "rope_scaling.partial_rotary_factor: found 0.5",
+            "1 or 1.0",
+        ),
+        (
+            GEMMA4_12B,
+            {"rope_scaling": {"full_attention": {"rope_theta": 3.0}}},
+            "rope_parameters.full_attention.rope_theta",
+            "rope_scaling.full_attention.rope_theta",
+        ),
+        (
+            GEMMA4_12B,
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor",
+            "rope_parameters.full_attention.partial_rotary_factor",
+        ),
+    ],
+)
+def test_pitfall_31_facts_of_rope_are_read_in_every_place(
+    raw: dict[str, Any], changes: dict[str, Any], first: str, second: str
+) -> None:
+    """Two places that disagree are an error that names both, wherever they are."""
+    message = faults_of(changed(raw, **changes))
+    assert first in message
+    assert second in message
+
+
+@pytest.mark.parametrize("factor", [0.001, 1.5])
+def test_a_rotary_factor_rotates_at_least_a_pair_and_at_most_the_head(factor: float) -> None:
+    m31 = changed(M31, text_config__rotary_dim=..., text_config__partial_rotary_factor=factor)
+    assert "rotary_dim: found" in faults_of(m31)
+    gemma = changed(GEMMA4_12B, rope_parameters__full_attention__partial_rotary_factor=factor)
+    assert "partial_rotary_factor: found" in faults_of(gemma)
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "field"),
+    [
+        (M31, {"text_config__hidden_size": 6150}, "text_config.hidden_size: found 6150"),
+        (M31, {"text_config__dspark_ffn_hidden_size": 1000, "text_config__dense_intermediate_size": 1000}, "1000"),
+        (M31, {"text_config__head_dim": 66, "text_config__num_attention_heads": 4}, "head_dim: found 264"),
+        (QWEN3_4B, {"intermediate_size": 9730}, "intermediate_size: found 9730"),
+        (GEMMA4_12B, {"hidden_size": 3850}, "hidden_size: found 3850"),
+    ],
+)
+def test_sizes_that_mxfp8_linears_cannot_have(raw: dict[str, Any], changes: dict[str, Any], field: str) -> None:
+    packed = changed(raw, quantization_config={"quant_method": "mxfp8", "weight_block_size": [1, 32]})
+    config_from_dict(packed)
+    message = faults_of(changed(packed, **changes))
+    assert field in message
+    assert "a multiple of 32" in message
+
+
 def test_qwen3_with_partial_rope_or_gemma_norm_is_not_the_layer_it_claims() -> None:
     assert "partial_rotary_factor" in faults_of(changed(QWEN3_4B, partial_rotary_factor=0.25))
     assert "use_gemma_norm" in faults_of(changed(QWEN3_4B, use_gemma_norm=True))

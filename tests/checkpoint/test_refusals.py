@@ -53,6 +53,10 @@ def test_reduced_vocabulary_is_told_from_a_whole_one() -> None:
     config_from_dict(changed(QWEN3_8B, draft_vocab_size=151936))
     with pytest.raises(UnsupportedCheckpoint, match="d2t"):
         config_from_dict(changed(QWEN3_8B, draft_vocab_size=32000))
+    config_from_dict(changed(M31, text_config__draft_vocab_size=200064))
+    for name in ("draft_vocab_size", "text_config__draft_vocab_size"):
+        with pytest.raises(UnsupportedCheckpoint, match="d2t"):
+            config_from_dict(changed(M31, **{name: 32000}))
 
 
 def test_all_reasons_are_given_at_once() -> None:

@@ -12,6 +12,7 @@ from monodraft.checkpoint.config import Activation, DraftConfig, Family, MarkovK
 from monodraft.checkpoint.dialects.qwen3 import CHECKS, HEAD_FIELDS, read_confidence_with_markov, write_head
 from monodraft.checkpoint.fields import (
     MOST_LAYERS,
+    Check,
     Field,
     Reader,
     at_most,
@@ -20,6 +21,7 @@ from monodraft.checkpoint.fields import (
     optional,
     positive_float,
     positive_int,
+    rope_paths,
 )
 from monodraft.checkpoint.quantization import read_mxfp8, write_mxfp8
 
@@ -34,17 +36,25 @@ FIELDS = (
     Field("vocab_size", ("vocab_size",), positive_int),
     Field("hidden_act", ("hidden_activation",), one_of("gelu_pytorch_tanh")),
     Field("rms_norm_eps", ("rms_norm_eps",), positive_float),
-    Field("rope_theta", ("rope_theta", "rope_parameters.full_attention.rope_theta"), positive_float),
-    Field(
-        "partial",
-        ("partial_rotary_factor", "rope_parameters.full_attention.partial_rotary_factor"),
-        positive_float,
-        default=1.0,
-    ),
+    Field("rope_theta", rope_paths("rope_theta", "full_attention"), positive_float),
+    Field("partial", rope_paths("partial_rotary_factor", "full_attention"), positive_float, default=1.0),
     Field("max_positions", ("max_position_embeddings",), positive_int),
     Field("logit_softcap", ("final_logit_softcapping",), optional(positive_float), default=None),
     Field("shared_kv_projection", ("attention_k_eq_v",), boolean),
     *HEAD_FIELDS,
+)
+
+
+def rotated_pairs(factor: float, head_dim: int) -> int:
+    """Pairs of dims that transformers' proportional RoPE rotates."""
+    return int(factor * head_dim // 2)
+
+
+ROTATED = Check(
+    ("partial", "head_dim"),
+    "partial_rotary_factor",
+    lambda factor, head_dim: factor <= 1 and rotated_pairs(factor, head_dim) > 0,
+    "a factor up to 1 that rotates at least one pair of dims",
 )
 
 
@@ -63,12 +73,11 @@ def read(reader: Reader) -> DraftConfig:
     kinds = reader.at("layer_types")
     if isinstance(kinds, list) and "sliding_attention" in kinds:
         reader.fault("layer_types", kinds, "full_attention in every layer (the only kind Gemma4DSparkModel has)")
-    mxfp8 = read_mxfp8(reader)
-    reader.check_all(values, CHECKS)
+    mxfp8 = read_mxfp8(reader, values)
+    reader.check_all(values, (*CHECKS, ROTATED))
     reader.finish()
     del values["hidden_act"]
-    # transformers' proportional RoPE rotates int(factor * D // 2) pairs.
-    rotary_dim = 2 * int(values.pop("partial") * values["head_dim"] // 2)
+    rotary_dim = 2 * rotated_pairs(values.pop("partial"), values["head_dim"])
     return DraftConfig(
         family=Family.GEMMA4,
         architecture=ARCHITECTURE,

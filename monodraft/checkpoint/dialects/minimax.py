@@ -21,6 +21,7 @@ from monodraft.checkpoint.fields import (
     one_of,
     positive_float,
     positive_int,
+    rope_paths,
     token_id,
 )
 from monodraft.checkpoint.quantization import read_mxfp8, write_mxfp8
@@ -47,7 +48,7 @@ FIELDS = (
     Field("alpha", ("swiglu_alpha",), positive_float, default=1.702),
     Field("limit", ("swiglu_limit",), positive_float, default=7.0),
     Field("beta", ("swiglu_beta",), positive_float, default=1.0),
-    Field("rope_theta", ("rope_theta", "rope_parameters.rope_theta"), positive_float),
+    Field("rope_theta", rope_paths("rope_theta"), positive_float),
     Field("max_positions", ("max_position_embeddings",), positive_int),
     Field("markov", ("dspark_markov_head_type",), one_of(*(str(kind) for kind in MarkovKind))),
     Field("markov_rank", ("dspark_markov_rank",), positive_int),
@@ -63,27 +64,27 @@ CHECKS = (
     ),
     Check(("mask_token_id", "vocab_size"), "dspark_noise_token_id", lambda t, v: t < v, "an id below vocab_size"),
     Check(
-        ("rotary_dim", "head_dim"), "rotary_dim", lambda r, d: r % 2 == 0 and r <= d, "an even number up to head_dim"
+        ("rotary_dim", "head_dim"),
+        "rotary_dim",
+        lambda r, d: r % 2 == 0 and 2 <= r <= d,
+        "an even number from 2 to head_dim",
     ),
 )
 
 
 def read_rotary_dim(reader: Reader, head_dim: int) -> Any:
-    """Rotated dims from `rotary_dim` or `partial_rotary_factor`; both must say the same."""
-    dims = reader.spellings(("rotary_dim",))
-    factors = reader.spellings(("partial_rotary_factor", "rope_parameters.partial_rotary_factor"))
+    """Rotated dims from `rotary_dim` or `partial_rotary_factor`; all places must say the same."""
+    dims, factors = reader.spellings(("rotary_dim",)), reader.spellings(rope_paths("partial_rotary_factor"))
     if not dims and not factors:
         reader.fault("rotary_dim or partial_rotary_factor", ABSENT, "this field")
         return ABSENT
-    if dims and factors:
-        dim_path, factor_path = next(iter(dims)), next(iter(factors))
-        factor = factors[factor_path]
-        if not isinstance(factor, int | float) or dims[dim_path] != factor * head_dim:
-            reader.contradiction(dim_path, factor_path, f"rotary_dim = factor * head_dim ({head_dim})")
-    if dims:
-        return reader.read(Field("rotary_dim", ("rotary_dim",), positive_int))
-    factor = reader.read(Field("", ("partial_rotary_factor", "rope_parameters.partial_rotary_factor"), positive_float))
-    return ABSENT if factor is ABSENT else int(factor * head_dim)
+    dim = reader.read(Field("", ("rotary_dim",), positive_int, default=None))
+    factor = reader.read(Field("", rope_paths("partial_rotary_factor"), positive_float, default=None))
+    if dim is ABSENT or factor is ABSENT:
+        return ABSENT
+    if dim is not None and factor is not None and dim != factor * head_dim:
+        reader.contradiction(next(iter(dims)), next(iter(factors)), f"rotary_dim = factor * head_dim ({head_dim})")
+    return int(factor * head_dim) if dim is None else dim
 
 
 def read(reader: Reader) -> DraftConfig:
@@ -96,7 +97,7 @@ def read(reader: Reader) -> DraftConfig:
         with_markov = reader.read(Field("", ("confidence_head_with_markov",), boolean))
         values["confidence_with_markov"] = with_markov
     windows = read_windows(reader, values.get("num_layers"))
-    mxfp8 = read_mxfp8(reader)
+    mxfp8 = read_mxfp8(reader, values)
     reader.check_all(values, CHECKS)
     reader.finish()
     swiglu = SwigluOai(values.pop("alpha"), values.pop("limit"), values.pop("beta"))

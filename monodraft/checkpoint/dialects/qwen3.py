@@ -24,6 +24,7 @@ from monodraft.checkpoint.fields import (
     optional,
     positive_float,
     positive_int,
+    rope_paths,
     token_id,
 )
 from monodraft.checkpoint.quantization import read_mxfp8, write_mxfp8
@@ -63,12 +64,8 @@ FIELDS = (
     Field("hidden_act", ("hidden_act",), one_of("silu"), default="silu"),
     Field("gemma_norm", ("use_gemma_norm",), one_of(False), default=False),
     Field("rms_norm_eps", ("rms_norm_eps",), positive_float),
-    Field(
-        "rope_theta",
-        ("rope_theta", "rope_parameters.rope_theta", "rope_scaling.rope_theta"),
-        positive_float,
-    ),
-    Field("partial", ("partial_rotary_factor", "rope_parameters.partial_rotary_factor"), one_of(1, 1.0), default=1.0),
+    Field("rope_theta", rope_paths("rope_theta"), positive_float),
+    Field("partial", rope_paths("partial_rotary_factor"), one_of(1, 1.0), default=1.0),
     Field("max_positions", ("max_position_embeddings",), positive_int),
     *HEAD_FIELDS,
 )
@@ -110,7 +107,7 @@ def read(reader: Reader) -> DraftConfig:
     values = reader.read_all(FIELDS)
     with_markov = read_confidence_with_markov(reader, values.get("has_confidence", False))
     windows = read_windows(reader, values.get("num_layers"))
-    mxfp8 = read_mxfp8(reader)
+    mxfp8 = read_mxfp8(reader, values)
     reader.check_all(values, CHECKS)
     reader.finish()
     standalone = reader.at("draft_vocab_size") not in (ABSENT, None)
