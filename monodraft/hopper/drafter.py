@@ -11,6 +11,7 @@ from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.drafter import Anchor, ContextRows, Draft
 from monodraft.errors import Fault, InputError
+from monodraft.hopper.emulator import Emulator
 from monodraft.hopper.geometry import PAGE, Geometry
 from monodraft.hopper.launch import require_hopper
 from monodraft.hopper.pages import PageTable
@@ -31,7 +32,8 @@ class HopperDrafter:
     1..16 (default 8, or 16 for blocks above 8); requests beyond that take further launches. `pages` of 64 positions
     are shared by `max_requests` requests of at most `max_positions`. Committed rows are queued and folded into the
     next propose. `slots`: depths of the weight ring that the build may choose from. `ranks`: 1, 2, 4 or 8
-    tensor-parallel rank groups, each on its share of this GPU's multiprocessors.
+    tensor-parallel rank groups, each on its share of this GPU's multiprocessors. `emulator`: runs the kernels on a
+    CPU instead (monodraft.hopper.emulator), with CPU tensors.
 
     Raises ToolkitMissing without a Hopper GPU or the CUDA packages, UnsupportedCheckpoint for a drafter that the
     kernels do not cover, InputError for sizes that cannot be.
@@ -51,25 +53,28 @@ class HopperDrafter:
         bound_seconds: float = 2.0,
         slots: Sequence[int] = (4, 3, 2),
         ranks: int = 1,
+        emulator: Emulator | None = None,
     ) -> None:
         longest = min(8192, config.max_positions - config.block_size) if max_positions is None else max_positions
         rows = (8 if config.block_size <= 8 else 16) if rows is None else rows
         sizes: dict[str, Any] = {"rows": rows, "mxfp8": mxfp8, "max_positions": longest, "ranks": ranks}
         Geometry.choose(config, **sizes)  # refusals before the GPU is touched
-        grid = require_hopper()
+        grid = require_hopper() if emulator is None else emulator.ctas
         geometry = Geometry.choose(config, grid=grid, slots=slots, **sizes)
         if pages is None:
             pages = max_requests * geometry.max_pages
         self._config, self.geometry = config, geometry
+        kernel = None if emulator is None else emulator.kernel(geometry)
+        device = "cuda" if emulator is None else "cpu"
         self.workspace: Workspace | RankGroups
         self.step: Step | GroupStep
         if ranks == 1:
-            self.workspace = Workspace(geometry, pages=pages, bound_seconds=bound_seconds)
-            self.step = Step(pack_weights(geometry, weights), self.workspace, form)
+            self.workspace = Workspace(geometry, pages=pages, bound_seconds=bound_seconds, device=device)
+            self.step = Step(pack_weights(geometry, weights, device), self.workspace, form, kernel=kernel)
         else:
-            self.workspace = RankGroups(geometry, pages=pages, bound_seconds=bound_seconds)
-            parts = [pack_weights(geometry, shard(config, weights, rank, ranks)) for rank in range(ranks)]
-            self.step = GroupStep(parts, self.workspace, form)
+            self.workspace = RankGroups(geometry, pages=pages, bound_seconds=bound_seconds, device=device)
+            parts = [pack_weights(geometry, shard(config, weights, rank, ranks), device) for rank in range(ranks)]
+            self.step = GroupStep(parts, self.workspace, form, kernel=kernel)
         self._table = PageTable(pages, max_requests, geometry.max_pages)
         self._queued: dict[int, list[tuple[int, torch.Tensor]]] = {}
 

@@ -103,6 +103,9 @@ class Geometry:
             faults.append(Fault("rows", str(rows), f"1..{MAX_ROWS} query rows in a launch"))
         if rows < config.block_size:
             faults.append(Fault("rows", str(rows), f"at least the block size {config.block_size}"))
+        used = 8 * -(-rows // 8) // config.block_size * config.block_size
+        if grid < used:  # the LM head's stage leaves the confidence of a row to the CTA of that number
+            faults.append(Fault("grid", f"{grid} CTAs a rank", f"at least {used}, one for every query row"))
         if max_positions + config.block_size > config.max_positions:
             longest = config.max_positions - config.block_size
             wanted = f"at most {longest}: the drafter's {config.max_positions}, less a block"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from monodraft.errors import Fault
 from monodraft.hopper.build import ToolkitMissing, build, checked
@@ -142,6 +142,18 @@ class StageRecord(ctypes.Structure):
     )
 
 
+class Launcher(Protocol):
+    """What launches the compiled step of a geometry: `Kernel` on a GPU, or the emulator's on a CPU."""
+
+    geometry: Geometry
+
+    def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
+        """One launch; `dependent`: it may start before the launch in front of it ends."""
+
+    def launch_chain(self, blocks: Sequence[Args | ctypes.Array]) -> None:
+        """One dependent launch a block, in their order."""
+
+
 class Kernel:
     """The compiled step on the current GPU."""
 
@@ -152,6 +164,11 @@ class Kernel:
         self._function = checked(cu.cuModuleGetFunction(self._module, b"draft_step"), "cuModuleGetFunction")
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(cu.cuFuncSetAttribute(self._function, attribute, geometry.shared_bytes), "cuFuncSetAttribute")
+
+    def launch_chain(self, blocks: Sequence[Args | ctypes.Array]) -> None:
+        """Queues one dependent launch a block."""
+        for block in blocks:
+            self.launch(block, dependent=True)
 
     def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
         """Queues one launch on torch's current stream; `args`: a block, or `rank_launch`'s of all rank groups.

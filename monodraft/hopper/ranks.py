@@ -12,7 +12,7 @@ import torch
 
 from monodraft.errors import Fault, StepFailed
 from monodraft.hopper.geometry import Geometry
-from monodraft.hopper.launch import Args, Kernel, rank_launch
+from monodraft.hopper.launch import Args, Kernel, Launcher, rank_launch
 from monodraft.hopper.step import Form, Launches, Step
 from monodraft.hopper.weights import PackedWeights
 from monodraft.hopper.workspace import StepInput, Workspace
@@ -92,10 +92,15 @@ class GroupStep(Launches):
     """A compiled step of all ranks in one launch or one chain. `steps`: those of the ranks, whose `fault` tests set."""
 
     def __init__(
-        self, weights: Sequence[PackedWeights], groups: RankGroups, form: Form = Form.ONE_LAUNCH, bounded: bool = True
+        self,
+        weights: Sequence[PackedWeights],
+        groups: RankGroups,
+        form: Form = Form.ONE_LAUNCH,
+        bounded: bool = True,
+        kernel: Launcher | None = None,
     ) -> None:
         self.groups, self.form, self.bounded = groups, form, bounded
-        self.kernel = Kernel(groups.geometry)
+        self.kernel = Kernel(groups.geometry) if kernel is None else kernel
         self.steps = [
             Step(each, workspace, form, bounded, kernel=self.kernel)
             for each, workspace in zip(weights, groups.ranks, strict=True)
@@ -114,5 +119,5 @@ class GroupStep(Launches):
         if self.form is Form.ONE_LAUNCH:
             self.kernel.launch(rank_launch(self.arguments(first, count), exchanges), dependent=False)
             return
-        for stage in range(first, first + count):
-            self.kernel.launch(rank_launch(self.arguments(stage, 1), exchanges), dependent=True)
+        stages = range(first, first + count)
+        self.kernel.launch_chain([rank_launch(self.arguments(stage, 1), exchanges) for stage in stages])

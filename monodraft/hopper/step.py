@@ -8,7 +8,7 @@ from enum import StrEnum
 import torch
 
 from monodraft.hopper.geometry import SLOT_BYTES, Geometry
-from monodraft.hopper.launch import Args, Kernel, StageRecord
+from monodraft.hopper.launch import Args, Kernel, Launcher, StageRecord
 from monodraft.hopper.plan import CONTEXT_STAGES, Kind, Out, Stage, stages
 from monodraft.hopper.weights import PackedWeights
 from monodraft.hopper.workspace import Workspace
@@ -100,7 +100,7 @@ class Launches(ABC):
     plan: list[Stage]
     bounded: bool
     form: Form
-    kernel: Kernel
+    kernel: Launcher
 
     @abstractmethod
     def launch(self, first: int, count: int) -> None:
@@ -135,14 +135,14 @@ class Step(Launches):
         workspace: Workspace,
         form: Form = Form.ONE_LAUNCH,
         bounded: bool = True,
-        kernel: Kernel | None = None,
+        kernel: Launcher | None = None,
     ) -> None:
         workspace.check_usable(weights.geometry)
         self.weights, self.workspace, self.form = weights, workspace, form
         self.geometry: Geometry = workspace.geometry
         self.plan = stages(self.geometry)
         self.bounded = bounded
-        self.kernel = Kernel(self.geometry) if kernel is None else kernel
+        self.kernel: Launcher = Kernel(self.geometry) if kernel is None else kernel
         self._tables = [self._table(stages(self.geometry, bounded=bounded)) for bounded in (False, True)]
         self.fault: tuple[int, int] = (-1, -1)
 
@@ -191,8 +191,7 @@ class Step(Launches):
         if self.form is Form.ONE_LAUNCH:
             self.kernel.launch(self.arguments(first, count), dependent=False)
             return
-        for stage in range(first, first + count):
-            self.kernel.launch(self.arguments(stage, 1), dependent=True)
+        self.kernel.launch_chain([self.arguments(stage, 1) for stage in range(first, first + count)])
 
 
 assert SLOT_BYTES % 128 == 0, "bulk copies land on 128-byte lines"

@@ -74,6 +74,12 @@ def scan_slack(w2: torch.Tensor, scanned: Mxfp8Matrix) -> torch.Tensor:
     return out
 
 
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous and on 16 bytes, which rows are read by: a tensor of a mapped file may lie anywhere."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
 def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device | str = "cuda") -> PackedWeights:
     """Packs on `device`, one matrix at a time. UnsupportedCheckpoint for what MXFP8 chunks cannot hold."""
     c, device, mxfp8 = geometry.config, torch.device(device), geometry.mxfp8
@@ -122,8 +128,8 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
         {name: _factor(c, weight, geometry.hidden_padded, device) for name, weight in norms.items()},
         torch.cat(heads).view(c.num_layers, 2, c.head_dim),
         confidence,
-        weights.embed.to(device, torch.bfloat16).contiguous(),
-        weights.markov_w1.to(device, torch.bfloat16).contiguous(),
+        _aligned(weights.embed.to(device, torch.bfloat16)),
+        _aligned(weights.markov_w1.to(device, torch.bfloat16)),
         lengths,
         slack,
     )

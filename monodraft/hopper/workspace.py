@@ -227,7 +227,8 @@ class Workspace:
 
     def reset(self) -> None:
         """Makes the workspace usable after a failed step; the K/V pool keeps what it holds."""
-        torch.cuda.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         for name in ("result", "progress", "sync", "best", *(("exchange",) if self.geometry.ranks > 1 else ())):
             self.buffers[name].zero_()
         self.failed = False

@@ -1,0 +1,79 @@
+"""Launches of the draft step on a CPU: what `monodraft.hopper.launch.Kernel` is for a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monodraft.hopper.emulator.build import build
+from monodraft.hopper.emulator.places import with_places
+from monodraft.hopper.geometry import THREADS, Geometry
+from monodraft.hopper.launch import Args
+
+
+class EmulatorError(RuntimeError):
+    """A launch that no GPU could end well: deadlock, livelock, divergence, a stray access. The text says where."""
+
+
+class _Launch(ctypes.Structure):
+    """`struct Launch` of machine.cpp."""
+
+    _fields_ = (
+        ("arguments", ctypes.c_void_p),
+        ("ctas", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("after", ctypes.c_int32),
+    )
+
+
+@dataclass
+class Emulator:
+    """A CPU in place of a GPU of `ctas` multiprocessors.
+
+    `seed` 0 runs the warps round robin; another one draws the order of warps and lanes, where they lose their turn, and
+    when asynchronous copies read and land. `flags`: further ones of the C++ compiler.
+    """
+
+    ctas: int = 8
+    seed: int = 0
+    flags: tuple[str, ...] = field(default=())
+
+    def kernel(self, geometry: Geometry) -> EmulatedKernel:
+        """The compiled step of a geometry. CompilerMissing where there is no C++ compiler."""
+        return EmulatedKernel(geometry, self)
+
+
+class EmulatedKernel:
+    """The compiled step on the CPU. A launch has ended when `launch` returns."""
+
+    def __init__(self, geometry: Geometry, emulator: Emulator) -> None:
+        self.geometry, self.emulator = geometry, emulator
+        self._path = build(geometry, flags=emulator.flags)
+        self._run = ctypes.CDLL(str(self._path)).emulator_run
+        self._run.restype = ctypes.c_char_p
+        self._run.argtypes = (ctypes.POINTER(_Launch), ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+
+    def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
+        """Runs one launch; `args`: a block, or `rank_launch`'s of all rank groups. EmulatorError."""
+        self.run([(args, self.geometry.grid * self.geometry.ranks)])
+
+    def launch_chain(self, blocks: Sequence[Args | ctypes.Array]) -> None:
+        """Runs launches of which each may start before the one in front of it ends, as `griddepcontrol` says."""
+        self.run([(block, self.geometry.grid * self.geometry.ranks) for block in blocks], chain=True)
+
+    def run(self, launches: Sequence[tuple[Args | ctypes.Array, int]], *, chain: bool = False) -> None:
+        """Runs grids (arguments, CTAs) at once in one scheduler, or as a chain of dependent launches. EmulatorError."""
+        if not launches:
+            return
+        records = (_Launch * len(launches))()
+        for i, (block, ctas) in enumerate(launches):
+            after = i - 1 if chain else -1
+            records[i] = _Launch(ctypes.addressof(block), ctas, THREADS, self.geometry.shared_bytes, after)
+        first = launches[0][0]
+        bound = (first if isinstance(first, Args) else first[0]).bound
+        # Where nothing can happen, an eighth of the shortest bound passes: waits end in the order of their bounds.
+        error = self._run(records, len(launches), self.emulator.seed, max(1, bound // 8))
+        if error is not None:
+            raise EmulatorError(with_places(error.decode(), self._path))

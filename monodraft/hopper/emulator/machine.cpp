@@ -1,0 +1,327 @@
+// The scheduler: one turn of one warp at a time, round robin or in a seeded order, until every grid has ended.
+#include "machine.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstring>
+#include <deque>
+#include <string>
+
+#include "report.h"
+
+namespace emulator {
+
+Lane* current = nullptr;
+int budget = 0;
+
+static constexpr u64 CANARY = 0x5afe57acc0ffee11ull;
+static constexpr u32 IDLE_ROUNDS = 80;   // rounds in which nobody saw anything new, before the clock jumps: above 64 polls
+static constexpr u32 IDLE_JUMPS = 64;    // jumps after which a launch that still sees nothing new will never end
+static constexpr int TURN = 256;         // words of a warp in round robin
+
+static Context scheduler;
+static std::deque<Grid> grids;
+static std::deque<Cta> ctas;
+static u32 in_turn;       // lanes of the running warp that have not had this turn yet
+static u32 first_lane;    // the turn starts at this lane
+static bool busy;         // a warp lost its turn while it could have gone on
+static u64 events, now, state;
+static bool random_order;
+static void (*entry_point)(const void*);
+static std::string failure;
+
+// ---- seeded choices (splitmix64)
+static u64 next_random() {
+  u64 z = state += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+u32 random_below(u32 n) { return u32((next_random() >> 32) * n >> 32); }
+bool seeded() { return random_order; }
+u64 clock_now() { return now; }
+void something_happened() { events++; }
+
+// ---- a lane gives up
+static void leave() {
+  Lane* from = current;
+  if (*reinterpret_cast<u64*>(from->stack) != CANARY) fail("a lane needs more than %u bytes of stack", STACK);
+  const u32 rest = in_turn & from->warp->ready;
+  if (!rest || budget <= 0) {
+    switch_context(from->context, scheduler);
+    return;
+  }
+  const u32 turned = first_lane ? rest >> first_lane | rest << (LANES - first_lane) : rest;
+  const u32 lane = (u32(__builtin_ctz(turned)) + first_lane) % LANES;
+  in_turn &= ~(1u << lane);
+  Lane* next = &from->warp->lanes[lane];
+  if (next == from) return;
+  current = next;
+  switch_context(from->context, next->context);
+}
+
+void yield_ready() {
+  current->state = READY;
+  busy = true;
+  switch_context(current->context, scheduler);
+}
+
+static void suspend(const char* at, u64 wanted) {
+  Lane* lane = current;
+  lane->state = WAITING, lane->at = at, lane->wanted = wanted, lane->woken = false;
+  lane->warp->ready &= ~(1u << lane->thread % LANES);
+  leave();
+}
+
+void wait_until_woken(const char* at, u64 wanted) { suspend(at, wanted); }
+
+void wake(Lane* lane) {
+  const u32 bit = 1u << lane->thread % LANES;
+  lane->state = READY;
+  lane->warp->ready |= bit;
+  if (lane->warp == current->warp) in_turn |= bit;
+}
+
+void poll(const char* at, const void* address, u32 value) {
+  Lane* lane = current;
+  if (lane->polled != address || lane->polled_value != value) {
+    lane->polled = address, lane->polled_value = value;
+    return;
+  }
+  lane->state = POLLED, lane->at = at, lane->wanted = value;
+  leave();
+  lane->state = READY;
+}
+
+bool join(const char* word, void* operand) {
+  touch();
+  Warp* warp = current->warp;
+  const u32 bit = 1u << current->thread % LANES;
+  if (warp->arrived && warp->word != word)
+    fail("a warp's lanes diverge: lane %u is at %s, lanes %#x at %s", current->thread % LANES, word, warp->arrived, warp->word);
+  warp->word = word;
+  warp->operands[current->thread % LANES] = operand;
+  warp->arrived |= bit;
+  if (warp->arrived == ~0u) return true;
+  suspend(word, 0);
+  return false;
+}
+
+void release_warp() {
+  Warp* warp = current->warp;
+  warp->arrived = 0, warp->word = nullptr;
+  for (Lane& lane : warp->lanes)
+    if (&lane != current) wake(&lane);
+}
+
+void fail(const char* format, ...) {
+  char text[512];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  failure = text;
+  if (current) failure += described(*current);
+  switch_context(current->context, scheduler);
+  __builtin_unreachable();
+}
+
+// ---- the life of a lane
+static void lane_entry() {
+  entry_point(current->warp->cta->grid->arguments);
+  Lane* lane = current;
+  Cta& own = cta();
+  if (!lane->copies.empty()) fail("a lane ended with %zu cp.async under way", lane->copies.size());
+  something_happened();
+  if (--own.left == 0) {
+    release_next_launch(own);
+    if (--own.grid->left == 0)
+      for (Lane* other : own.grid->waiting) wake(other);
+  }
+  lane->state = DONE, lane->at = "the end";
+  lane->warp->ready &= ~(1u << lane->thread % LANES);
+  leave();
+  __builtin_unreachable();
+}
+
+// ---- memory of lanes and CTAs, kept from launch to launch
+static char* stack_of(size_t index) {
+  constexpr size_t AT_ONCE = 1024;
+  static std::vector<char*> blocks;
+  while (blocks.size() <= index / AT_ONCE) {
+    void* block = mmap(nullptr, AT_ONCE * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) return nullptr;
+    blocks.push_back(static_cast<char*>(block));
+  }
+  return blocks[index / AT_ONCE] + index % AT_ONCE * STACK;
+}
+
+// A CTA's shared memory, with pages around it that nobody may touch.
+static u8* shared_of(size_t index, u32 bytes) {
+  static std::vector<std::pair<u8*, size_t>> blocks;
+  constexpr size_t GUARD = 64 << 10;
+  const size_t room = (bytes + 4095) / 4096 * 4096;
+  if (blocks.size() <= index) blocks.resize(index + 1);
+  auto& [base, have] = blocks[index];
+  if (have != room) {
+    if (base) munmap(base, have + 2 * GUARD);
+    void* block = mmap(nullptr, room + 2 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) return nullptr;
+    base = static_cast<u8*>(block), have = room;
+    mprotect(base + GUARD, room, PROT_READ | PROT_WRITE);
+  }
+  std::memset(base + GUARD, 0xa5, room);  // nobody may count on zeros
+  return base + GUARD + (room - bytes) / 1024 * 1024;
+}
+
+static bool start(Grid& grid, size_t& lanes, size_t& places) {
+  grid.started = true;
+  for (u32 i = 0; i < grid.ctas; i++) {
+    ctas.emplace_back();
+    Cta& cta = ctas.back();
+    cta.grid = &grid, cta.index = i, cta.threads = cta.left = grid.threads;
+    cta.released = false;
+    cta.shared = shared_of(places++, grid.shared_bytes);
+    if (!cta.shared) return false;
+    for (Barrier& barrier : cta.barriers) barrier.wanted = barrier.arrived = 0;
+    cta.warps.resize(grid.threads / LANES);
+    for (u32 w = 0; w < cta.warps.size(); w++) {
+      Warp& warp = cta.warps[w];
+      warp.cta = &cta, warp.index = w, warp.ready = ~0u, warp.arrived = 0, warp.word = nullptr;
+      for (u32 l = 0; l < LANES; l++) {
+        Lane& lane = warp.lanes[l];
+        lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start", lane.polled = nullptr;
+        lane.stack = stack_of(lanes++);
+        if (!lane.stack) return false;
+        *reinterpret_cast<u64*>(lane.stack) = CANARY;
+        // Lanes' stacks begin at different cache sets: at one set they would push each other out.
+        make_context(lane.context, lane.stack, STACK - l * 192, lane_entry);
+      }
+    }
+  }
+  return true;
+}
+
+static void run_turn(Warp& warp) {
+  now++;
+  first_lane = random_order ? random_below(LANES) : 0;
+  budget = random_order ? 1 + (random_below(8) ? random_below(64) : random_below(2048)) : TURN;
+  in_turn = warp.ready;
+  const u32 turned = first_lane ? in_turn >> first_lane | in_turn << (LANES - first_lane) : in_turn;
+  const u32 lane = (u32(__builtin_ctz(turned)) + first_lane) % LANES;
+  in_turn &= ~(1u << lane);
+  current = &warp.lanes[lane];
+  switch_context(scheduler, current->context);
+}
+
+// Nobody saw anything new for a while: copies land, then time passes, so that bounded waits end. False: it will never end.
+static bool let_time_pass(u64 jump, u32& idle, u32& jumps) {
+  if (land_due_copies(true)) return true;
+  bool polling = false, waiting = false;
+  for (Cta& cta : ctas) {
+    waiting |= !cta.phase_waiters.empty();
+    for (Warp& warp : cta.warps) polling |= warp.ready != 0;
+  }
+  if (polling && ++idle < IDLE_ROUNDS) return true;
+  if ((!polling && !waiting) || ++jumps > IDLE_JUMPS) return false;
+  idle = 0;
+  now += jump;
+  for (Cta& cta : ctas) {
+    std::vector<Lane*> lanes;
+    lanes.swap(cta.phase_waiters);
+    for (Lane* lane : lanes) lane->woken = true, wake(lane);
+  }
+  return true;
+}
+
+static void schedule(u64 jump) {
+  size_t lanes = 0, places = 0;
+  u32 idle = 0, jumps = 0;
+  std::vector<Warp*> order;
+  for (;;) {
+    bool ended = true;
+    for (Grid& grid : grids) {
+      ended &= grid.left == 0;
+      if (grid.started || (grid.previous && (!grid.previous->started || grid.previous->released < grid.previous->ctas))) continue;
+      if (!start(grid, lanes, places)) {
+        failure = "no memory for the lanes' stacks or the CTAs' shared memory";
+        return;
+      }
+      order.clear();
+      for (Cta& cta : ctas)
+        for (Warp& warp : cta.warps) order.push_back(&warp);
+    }
+    if (ended) return;
+    if (random_order)
+      for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(u32(i))]);
+    const u64 before = events;
+    busy = false;
+    for (Warp* warp : order) {
+      if (!warp->ready) continue;
+      run_turn(*warp);
+      if (!failure.empty()) return;
+      land_due_copies(false);
+    }
+    if (events != before) idle = jumps = 0;
+    else if (!busy && !let_time_pass(jump, idle, jumps)) {
+      failure = jumps > IDLE_JUMPS ? "livelock: all warps poll for what never comes" : "deadlock: no warp can go on";
+      return;
+    }
+  }
+}
+
+// ---- a stray access of plain C++ code ends the launch, not the process
+static sigjmp_buf stray;
+static void on_fault(int, siginfo_t* info, void*) {
+  char text[96];
+  snprintf(text, sizeof text, "an access to %p, where no array lies", info->si_addr);
+  failure = text;
+  failure += described(*current);
+  siglongjmp(stray, 1);
+}
+
+static void guarded_schedule(u64 jump) {
+  static char handler_stack[64 << 10];
+  stack_t own = {}, old_stack;
+  own.ss_sp = handler_stack, own.ss_size = sizeof handler_stack;
+  sigaltstack(&own, &old_stack);
+  struct sigaction action = {}, old_segv, old_bus;
+  action.sa_sigaction = on_fault, action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &old_segv);
+  sigaction(SIGBUS, &action, &old_bus);
+  if (!sigsetjmp(stray, 1)) schedule(jump);
+  sigaction(SIGSEGV, &old_segv, nullptr);
+  sigaction(SIGBUS, &old_bus, nullptr);
+  sigaltstack(&old_stack, nullptr);
+}
+
+// One grid of a run. `after`: the launch that it depends on, or -1.
+struct Launch {
+  const void* arguments;
+  u32 ctas, threads, shared_bytes;
+  int after;
+};
+
+// Runs `count` launches at once. `seed` 0: round robin. `jump`: cycles that pass when nothing else can. Null or what went wrong.
+const char* run(void (*kernel)(const void*), const Launch* launches, int count, u64 seed, u64 jump) {
+  entry_point = kernel;
+  random_order = seed != 0, state = seed;
+  failure.clear();
+  grids.clear(), ctas.clear();
+  forget_copies();
+  for (int i = 0; i < count; i++) {
+    const Launch& l = launches[i];
+    Grid* previous = l.after < 0 ? nullptr : &grids[size_t(l.after)];
+    grids.push_back({l.arguments, l.ctas, l.threads, l.shared_bytes, l.ctas, 0, previous, false, {}});
+  }
+  guarded_schedule(jump);
+  if (!failure.empty()) failure += all_described(ctas);
+  current = nullptr;
+  ctas.clear();
+  return failure.empty() ? nullptr : failure.c_str();
+}
+}  // namespace emulator
