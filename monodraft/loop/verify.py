@@ -49,14 +49,14 @@ def confident_prefix(confidence: torch.Tensor | None, threshold: float) -> int |
 
 
 def usable_prefix(tokens: Sequence[int], logits: torch.Tensor | None, vocab_size: int) -> int:
-    """Drafts before the first that cannot be judged: an id out of the vocabulary, or logits [g, V] with a NaN.
+    """Drafts before the first that cannot be judged: an id out of the vocabulary, or logits [g, V] that make no
+    distribution.
 
     Engines saw both (argmax over NaN logits); the block is cut there instead of feeding the target a wild id.
     """
     usable = [0 <= token < vocab_size for token in tokens]
     if logits is not None:
-        finite = (~logits.isnan().any(-1)).tolist()
-        usable = [a and b for a, b in zip(usable, finite, strict=True)]
+        usable = [a and b for a, b in zip(usable, _are_distributions(logits).tolist(), strict=True)]
     return usable.index(False) if False in usable else len(usable)
 
 
@@ -64,7 +64,7 @@ def accept_greedy(drafted: Sequence[int], logits: torch.Tensor) -> Verdict:
     """Leading drafts that equal the target's argmax; the next token is its argmax after them.
 
     `logits` [n + 1, V]: row i judges draft i, row n follows the whole block. The lowest id wins a tie.
-    Raises `StepFailed` for NaN logits.
+    Raises `StepFailed` for NaN or +infinity in the logits.
     """
     check_target_logits(logits)
     best = logits.argmax(-1).tolist()
@@ -88,7 +88,8 @@ def accept_sampled(
     `drafted` n ids, drawn from softmax(draft_logits / T), `draft_logits` [n, V]; `logits` [n + 1, V] of the target;
     draft i is meant for position + i. Draft d is accepted if u < min(1, p(d) / max(q(d), 1e-8)), u uniform in [0, 1).
     At the first rejection the next token follows max(p - q, 0), normalised (p itself where its mass is <= 1e-8);
-    if all are accepted it follows p of row n. Float64. Raises `StepFailed` for NaN logits.
+    if all are accepted it follows p of row n. Float64. Raises `StepFailed` for NaN or
+    +infinity in the logits.
     """
     check_target_logits(logits)
     p = target_probabilities(logits.cpu(), sampling)
@@ -113,10 +114,16 @@ def kept_tokens(tokens: Sequence[int], stop: frozenset[int], room: int) -> tuple
 
 
 def check_target_logits(logits: torch.Tensor) -> None:
-    """Raise `StepFailed` for NaN: an argmax over it would be a token nobody chose."""
-    bad = logits.isnan().any(-1).nonzero().flatten().tolist()
+    """Raise `StepFailed` for NaN or +infinity: a token chosen by them would be one that nobody chose."""
+    bad = (~_are_distributions(logits)).nonzero().flatten().tolist()
     if bad:
-        raise StepFailed("the target's logits are not numbers", [Fault(f"target: logits rows {bad}", "NaN", "numbers")])
+        fault = Fault(f"target: logits rows {bad}", "NaN, or an infinite maximum", "numbers")
+        raise StepFailed("the target's logits are not numbers", [fault])
+
+
+def _are_distributions(logits: torch.Tensor) -> torch.Tensor:
+    """bool [n]: rows of [n, V] whose softmax exists. -infinity (a masked token) is fine, beside a finite logit."""
+    return logits.amax(-1).isfinite()  # a NaN anywhere in the row is the maximum
 
 
 def _residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from monodraft.loop.verify import (
 
 pytestmark = pytest.mark.numbers
 
-NAN = float("nan")
+NAN, INFINITY = float("nan"), float("inf")
 
 
 def one_hot_logits(*tokens: int, vocab: int = 6) -> torch.Tensor:
@@ -158,7 +158,9 @@ def test_confident_prefix(logits: list[float] | None, threshold: float, width: i
 def test_pitfall_25_ids_outside_the_vocabulary_and_nan_logits_cut_the_block() -> None:
     assert usable_prefix([1, 2, 6, 3], None, 6) == 2
     assert usable_prefix([1, -1, 2], None, 6) == 1
-    assert usable_prefix([1, 2, 3], torch.tensor([[0.0], [NAN], [0.0]]), 6) == 1
+    for bad in ([0.0, NAN], [0.0, INFINITY], [INFINITY, INFINITY], [-INFINITY, -INFINITY]):
+        assert usable_prefix([1, 2, 3], torch.tensor([[0.0, 1.0], bad, [0.0, -INFINITY]]), 6) == 1
+    assert usable_prefix([1, 2], torch.tensor([[0.0, 1.0], [-INFINITY, 0.0]]), 6) == 2
     assert usable_prefix([1, 2, 3], torch.zeros(3, 1), 6) == 3
 
 
@@ -175,9 +177,10 @@ def test_pitfall_25_a_wild_id_costs_drafts_and_never_the_text() -> None:
     assert statistics.unusable_drafts > 0
 
 
+@pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
-def test_pitfall_25_nan_in_the_target_is_an_error_and_not_a_token(sampling: Sampling) -> None:
-    target = ScriptedTarget(logits=lambda history: torch.full((11,), NAN if len(history) > 4 else 0.0))
+def test_pitfall_25_nan_in_the_target_is_an_error_and_not_a_token(sampling: Sampling, bad: float) -> None:
+    target = ScriptedTarget(logits=lambda history: torch.full((11,), bad if len(history) > 4 else 0.0))
     session = Session(target, ScriptedDrafter(target, right_then_wrong(target, 4, lambda _a: 0)))
     with pytest.raises(StepFailed, match="NaN"):
         run(session, Request((1, 2, 3), 20, sampling=sampling))
