@@ -11,7 +11,7 @@ import sys
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -222,7 +222,14 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
         from monodraft.checkpoint import load_drafter, read_config
         from monodraft.cli.backends import register_all
         from monodraft.loop.backends import check_backend, make_drafter
-        from monodraft.loop.pair import check_folder, check_sizes, check_tokenizer, load_target, load_tokenizer
+        from monodraft.loop.pair import (
+            check_folder,
+            check_sizes,
+            check_tokenizer,
+            encode_prompt,
+            load_target,
+            load_tokenizer,
+        )
         from monodraft.loop.request import Request
         from monodraft.loop.sampling import Sampling
         from monodraft.loop.session import Session
@@ -252,7 +259,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
         target = load_target(options.target, config, dtype=getattr(torch, dtype), device=options.device)
     requests = [
         Request(
-            prompt=encode(tokenizer, text, options.chat, options.target),
+            prompt=encode_prompt(tokenizer, text, options.chat, options.target),
             max_new_tokens=options.max_new_tokens,
             sampling=sampling,
             seed=options.seed + i,
@@ -345,19 +352,6 @@ def as_json(
         "temperature": options.temperature,
     }
     return setup | figures | {"texts": texts}
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool, folder: Path) -> tuple[int, ...]:
-    """Ids of a prompt. Raises `InputError` for --chat without a template."""
-    encoded: Any
-    if chat:
-        if not tokenizer.chat_template:
-            raise InputError("no chat template", [Fault(f"{folder}: chat_template", "none", "one, or no --chat")])
-        messages = [{"role": "user", "content": text}]
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    else:
-        encoded = tokenizer(text)
-    return tuple(encoded["input_ids"])
 
 
 def check_dtype(name: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.stored import INDEX, SINGLE, stored_tensors
@@ -63,15 +65,12 @@ def load_target(folder: Path, config: DraftConfig, *, dtype: torch.dtype, device
     check_folder(folder, "target")
     if any((folder / name).is_file() for name in (SINGLE, INDEX)):
         stored_tensors(folder)  # names the file that is truncated or absent; transformers does not
-    try:
+    with foreign_errors("unreadable target", folder, "a causal language model"):
         # Mismatched shapes are then in the report, with their names, instead of an error without.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
         model, report = loaded
-    except Exception as error:  # transformers and safetensors raise many kinds for a bad file
-        fault = Fault(str(folder), _reason(error), "a causal language model")
-        raise CheckpointError("unreadable target", [fault]) from error
     faults = [
         Fault(f"{folder}: {name}", "no such tensor", "the tensor that the config asks for")
         for name in sorted(report.get("missing_keys") or ())
@@ -83,7 +82,9 @@ def load_target(folder: Path, config: DraftConfig, *, dtype: torch.dtype, device
     if faults:
         raise CheckpointError("the target's files do not hold the model", faults)
     check_target_weights(model, folder)
-    return Target(model.to(torch.device(device)), config.target_layer_ids, name=str(folder))
+    target = Target(model.to(torch.device(device)), config.target_layer_ids, name=str(folder))
+    check_stop_ids(target)
+    return target
 
 
 def check_target_weights(model: torch.nn.Module, folder: Path) -> None:
@@ -100,12 +101,38 @@ def check_target_weights(model: torch.nn.Module, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a target's folder. Raises `CheckpointError` if there is none that can be read."""
-    try:
+    with foreign_errors("unreadable target", folder / "config.json", "a model's config"):
+        AutoConfig.from_pretrained(folder, local_files_only=True)  # AutoTokenizer reads it too, and is not to blame
+    with foreign_errors("unreadable tokenizer", folder, "tokenizer files"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        fault = Fault(str(folder), _reason(error), "tokenizer files")
-        raise CheckpointError("unreadable tokenizer", [fault]) from error
     return tokenizer
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool, folder: Path) -> tuple[int, ...]:
+    """Ids of a prompt, through the chat template if `chat`. Raises `InputError` where there is no template,
+    `CheckpointError` for a tokenizer or template that fails."""
+    encoded: Any
+    if chat and not tokenizer.chat_template:
+        raise InputError("no chat template", [Fault(f"{folder}: chat_template", "none", "one, or no --chat")])
+    with foreign_errors("the prompt cannot be encoded", folder, "a tokenizer that encodes it"):
+        if chat:
+            messages = [{"role": "user", "content": text}]
+            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        else:
+            encoded = tokenizer(text)
+        return tuple(encoded["input_ids"])
+
+
+def check_stop_ids(target: Target) -> None:
+    """Raise `InputError` for ids of the end of the text that the target cannot produce: it would never end."""
+    wanted = f"ids 0 to {target.vocab_size - 1}, or none"
+    faults = [
+        Fault(f"{target.name}: eos_token_id", str(id), wanted)
+        for id in target.stop_ids
+        if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < target.vocab_size
+    ]
+    if faults:
+        raise InputError("the target's end of text is outside its vocabulary", faults)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, vocab_size: int) -> None:
@@ -124,10 +151,20 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, vocab_size
         raise InputError("the tokenizer does not match the target", faults)
 
 
-def _reason(error: Exception) -> str:
+@contextmanager
+def foreign_errors(message: str, where: Path, wanted: str) -> Iterator[None]:
+    """Raise what another library makes of a bad file as a `CheckpointError`: transformers, safetensors and tokenizers
+    raise many kinds, and a panic of tokenizers is no `Exception`."""
+    try:
+        yield
+    except (MonodraftError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise CheckpointError(message, [Fault(str(where), _reason(error), wanted)]) from error
+
+
+def _reason(error: BaseException) -> str:
     """An error of another library on one line, shortened, for a fault."""
-    if isinstance(error, MonodraftError):
-        raise error
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = textwrap.shorten(str(error), 300, placeholder=" ...")

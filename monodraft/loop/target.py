@@ -63,12 +63,17 @@ class Target:
         return getattr(self.config, "max_position_embeddings", None)
 
     @property
-    def stop_tokens(self) -> frozenset[int]:
-        """End-of-text ids that the model's generation config names."""
+    def stop_ids(self) -> list[Any]:
+        """What the model's generation config, or else its config, names as end of text; unchecked (pair.py)."""
         generation = getattr(self.model, "generation_config", None)
         ids = getattr(generation, "eos_token_id", None)
         ids = self.config.eos_token_id if ids is None else ids
-        return frozenset(() if ids is None else [ids] if isinstance(ids, int) else ids)
+        return [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [ids]
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end the text."""
+        return frozenset(self.stop_ids)
 
     def open(self, request: int) -> None:
         assert request not in self._caches, f"request {request} is open"

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -371,6 +372,30 @@ def test_tokenizer_with_a_special_id_out_of_range_is_refused(command: Run, targe
     tokenizer.add_special_tokens({"eos_token": "<eot>"})
     tokenizer.save_pretrained(target_copy)
     refused(command("--target", target_copy), "eos_token_id: found 4096, wanted 0 to 4095")
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("tokenizer.json", {"post_processor": "x"}, ["unreadable tokenizer"]),
+        ("tokenizer.json", {"model": {"type": "BPE", "continuing_subword_prefix": "4096"}}, ["unreadable tokenizer"]),
+        ("tokenizer_config.json", {"model_max_length": "x"}, ["the prompt cannot be encoded", "TypeError"]),
+        ("tokenizer_config.json", {"chat_template": "{{ raise_exception('no') }}"}, ["cannot be encoded", "no"]),
+        ("config.json", {"head_dim": 1.5}, ["unreadable target", "config.json: found", "'head_dim' expected int"]),
+        ("generation_config.json", {"eos_token_id": 0.5}, ["eos_token_id: found 0.5, wanted ids 0 to 4095"]),
+        ("generation_config.json", {"eos_token_id": "</s>"}, ["eos_token_id: found </s>, wanted ids 0 to 4095"]),
+        ("generation_config.json", {"eos_token_id": [3, 4096, None]}, ["found 4096, wanted", "found None, wanted"]),
+    ],
+)
+def test_files_of_the_target_that_its_libraries_choke_on_are_refused(
+    command: Run, target_copy: Path, file: str, changes: dict[str, Any], words: list[str]
+) -> None:
+    facts = json.loads((target_copy / file).read_text())
+    for name, value in changes.items():
+        facts[name] = facts[name] | value if isinstance(value, dict) else value
+    (target_copy / file).write_text(json.dumps(facts))
+    options = ["--chat"] if "chat_template" in changes else []
+    refused(command("--target", target_copy, *options), str(target_copy), *words)
 
 
 def test_missing_tokenizer_is_refused(command: Run, target_copy: Path) -> None:
