@@ -62,6 +62,8 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
 #endif
       default:
 #if RANKS > 1
+        // In a chain, another CTA may start when CTA 0 has moved the epoch on: it would wait for a tag that never comes.
+        if (cta() != 0) break;
         meet_ranks(a, health, epoch << 8 | stage, stage, thread);
 #endif
         choose(a, BLOCK - 1, fixed().previous, thread >> 5, thread & 31);
