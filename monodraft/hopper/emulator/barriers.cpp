@@ -86,6 +86,7 @@ void bulk_copy(u32 shared, const void* global, u32 bytes, u32 bar) {
   Bulk copy = {clock_now() + wait, bulk_order++, &cta(), bar, shared_memory(shared, bytes, "bulk_copy"),
                static_cast<const u8*>(global), bytes, {}};
   if (seeded() && random_below(2)) copy.early.assign(copy.from, copy.from + bytes);
+  cta().flying++;
   flying.push_back(std::move(copy));
   std::push_heap(flying.begin(), flying.end(), later);
   something_happened();
@@ -101,6 +102,7 @@ bool land_due_copies(bool all_idle) {
     std::memcpy(copy.to, copy.early.empty() ? copy.from : copy.early.data(), copy.bytes);
     Phase& p = *reinterpret_cast<Phase*>(copy.owner->shared + (copy.bar - SHARED_BASE));
     p.bytes -= int(copy.bytes);
+    copy.owner->flying--;
     complete_if_done(*copy.owner, p);
     something_happened();
     landed = true;

@@ -138,6 +138,7 @@ static void lane_entry() {
   if (!lane->copies.empty()) fail("a lane ended with %zu cp.async under way", lane->copies.size());
   something_happened();
   if (--own.left == 0) {
+    if (own.flying) fail("a CTA ended with %u bulk copies under way", own.flying);
     release_next_launch(own);
     if (--own.grid->left == 0)
       for (Lane* other : own.grid->waiting) wake(other);
@@ -178,31 +179,53 @@ static u8* shared_of(size_t index, u32 bytes) {
   return base + GUARD + (room - bytes) / 1024 * 1024;
 }
 
-static bool start(Grid& grid, size_t& lanes, size_t& places) {
-  grid.started = true;
-  for (u32 i = 0; i < grid.ctas; i++) {
-    ctas.emplace_back();
-    Cta& cta = ctas.back();
-    cta.grid = &grid, cta.index = i, cta.threads = cta.left = grid.threads;
-    cta.released = false;
-    cta.shared = shared_of(places++, grid.shared_bytes);
-    if (!cta.shared) return false;
-    for (Barrier& barrier : cta.barriers) barrier.wanted = barrier.arrived = 0;
-    cta.warps.resize(grid.threads / LANES);
-    for (u32 w = 0; w < cta.warps.size(); w++) {
-      Warp& warp = cta.warps[w];
-      warp.cta = &cta, warp.index = w, warp.ready = ~0u, warp.arrived = 0, warp.word = nullptr;
-      for (u32 l = 0; l < LANES; l++) {
-        Lane& lane = warp.lanes[l];
-        lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start", lane.polled = nullptr;
-        lane.stack = stack_of(lanes++);
-        if (!lane.stack) return false;
-        *reinterpret_cast<u64*>(lane.stack) = CANARY;
-        // Lanes' stacks begin at different cache sets: at one set they would push each other out.
-        make_context(lane.context, lane.stack, STACK - l * 192, lane_entry);
-      }
+// Puts the next CTA of a grid at a multiprocessor.
+static bool start(Grid& grid, Cta& cta, size_t place) {
+  cta.grid = &grid, cta.index = grid.begun++, cta.threads = cta.left = grid.threads;
+  cta.released = false, cta.flying = 0;
+  cta.shared = shared_of(place, grid.shared_bytes);
+  if (!cta.shared) return false;
+  for (Barrier& barrier : cta.barriers) barrier.wanted = barrier.arrived = 0;
+  cta.warps.resize(grid.threads / LANES);
+  for (u32 w = 0; w < cta.warps.size(); w++) {
+    Warp& warp = cta.warps[w];
+    warp.cta = &cta, warp.index = w, warp.ready = ~0u, warp.arrived = 0, warp.word = nullptr;
+    for (u32 l = 0; l < LANES; l++) {
+      Lane& lane = warp.lanes[l];
+      lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start", lane.polled = nullptr;
+      lane.stack = stack_of(place * 1024 + lane.thread);
+      if (!lane.stack) return false;
+      *reinterpret_cast<u64*>(lane.stack) = CANARY;
+      // Lanes' stacks begin at different cache sets: at one set they would push each other out.
+      make_context(lane.context, lane.stack, STACK - l * 192, lane_entry);
     }
   }
+  return true;
+}
+
+// A free multiprocessor takes the next CTA of the first grid that has one and may start. False where memory ran out.
+static bool fill(std::vector<Warp*>& order) {
+  bool changed = false;
+  for (size_t place = 0; place < ctas.size(); place++) {
+    if (ctas[place].left) continue;
+    Grid* next = nullptr;
+    for (Grid& grid : grids) {
+      const Grid* before = grid.previous;
+      if (before && (before->begun < before->ctas || before->released < before->ctas)) break;
+      if (grid.begun < grid.ctas) {
+        next = &grid;
+        break;
+      }
+    }
+    if (!next) break;
+    if (!start(*next, ctas[place], place)) return false;
+    changed = true;
+  }
+  if (!changed) return true;
+  order.clear();
+  for (Cta& cta : ctas)
+    if (cta.left)
+      for (Warp& warp : cta.warps) order.push_back(&warp);
   return true;
 }
 
@@ -223,6 +246,7 @@ static bool let_time_pass(u64 jump, u32& idle, u32& jumps) {
   if (land_due_copies(true)) return true;
   bool polling = false, waiting = false;
   for (Cta& cta : ctas) {
+    if (!cta.left) continue;
     waiting |= !cta.phase_waiters.empty();
     for (Warp& warp : cta.warps) polling |= warp.ready != 0;
   }
@@ -239,22 +263,15 @@ static bool let_time_pass(u64 jump, u32& idle, u32& jumps) {
 }
 
 static void schedule(u64 jump) {
-  size_t lanes = 0, places = 0;
   u32 idle = 0, jumps = 0;
   std::vector<Warp*> order;
   for (;;) {
-    bool ended = true;
-    for (Grid& grid : grids) {
-      ended &= grid.left == 0;
-      if (grid.started || (grid.previous && (!grid.previous->started || grid.previous->released < grid.previous->ctas))) continue;
-      if (!start(grid, lanes, places)) {
-        failure = "no memory for the lanes' stacks or the CTAs' shared memory";
-        return;
-      }
-      order.clear();
-      for (Cta& cta : ctas)
-        for (Warp& warp : cta.warps) order.push_back(&warp);
+    if (!fill(order)) {
+      failure = "no memory for the lanes' stacks or the CTAs' shared memory";
+      return;
     }
+    bool ended = true;
+    for (Grid& grid : grids) ended &= grid.left == 0;
     if (ended) return;
     if (random_order)
       for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(u32(i))]);
@@ -306,18 +323,22 @@ struct Launch {
   int after;
 };
 
-// Runs `count` launches at once. `seed` 0: round robin. `jump`: cycles that pass when nothing else can. Null or what went wrong.
+// Runs `count` launches on as many multiprocessors as the independent ones have CTAs; a CTA fills one. `seed` 0: round robin. `jump`: cycles that pass when nothing else can. Null or what went wrong.
 const char* run(void (*kernel)(const void*), const Launch* launches, int count, u64 seed, u64 jump) {
   entry_point = kernel;
   random_order = seed != 0, state = seed;
   failure.clear();
   grids.clear(), ctas.clear();
   forget_copies();
+  size_t places = 0;
   for (int i = 0; i < count; i++) {
     const Launch& l = launches[i];
+    if (l.after < 0) places += l.ctas;
     Grid* previous = l.after < 0 ? nullptr : &grids[size_t(l.after)];
-    grids.push_back({l.arguments, l.ctas, l.threads, l.shared_bytes, l.ctas, 0, previous, false, {}});
+    grids.push_back({l.arguments, l.ctas, l.threads, l.shared_bytes, l.ctas, 0, 0, previous, {}});
   }
+  ctas.resize(places);
+  for (Cta& cta : ctas) cta.left = 0;
   guarded_schedule(jump);
   if (!failure.empty()) failure += all_described(ctas);
   current = nullptr;

@@ -55,7 +55,8 @@ struct Barrier {
 
 struct Cta {
   Grid* grid;
-  u32 index, threads, left;
+  u32 index, threads, left;  // lanes that have not ended; 0: the place is free
+  u32 flying;                // bulk copies that have not landed
   bool released;           // has let the next launch start
   u8* shared;
   Barrier barriers[NAMED_BARRIERS];
@@ -66,9 +67,9 @@ struct Cta {
 struct Grid {
   const void* arguments;
   u32 ctas, threads, shared_bytes, left;  // CTAs that have not ended
+  u32 begun;                              // CTAs that have started
   u32 released;                           // CTAs that have let the next launch start, or ended
   Grid* previous;                         // the launch that this one depends on
-  bool started;
   std::vector<Lane*> waiting;             // griddepcontrol.wait of the next launch
 };
 

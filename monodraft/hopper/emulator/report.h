@@ -36,7 +36,7 @@ inline std::string all_described(const std::deque<Cta>& ctas) {
       u32 told = 0;
       for (u32 l = 0; l < LANES; l++) {
         const Lane& lane = warp.lanes[l];
-        if (told >> l & 1u || lane.state == DONE) continue;
+        if (told >> l & 1u || lane.state == DONE || !cta.left) continue;
         u32 same = 0;
         for (u32 m = l; m < LANES; m++) {
           const Lane& other = warp.lanes[m];
