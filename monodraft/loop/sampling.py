@@ -63,8 +63,11 @@ def target_probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tens
 
 
 def draft_probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """q [n, V] in float64: what the drafter drew from, given its Markov-corrected logits [n, V]."""
-    return (logits.double() / sampling.temperature).softmax(-1)
+    """q [n, V] in float64: what the drafter drew from, given its Markov-corrected float32 logits [n, V].
+
+    Drafters round logits / T to float32 before they draw (docs/reference.md), which shows at low temperatures.
+    """
+    return (logits / sampling.temperature).double().softmax(-1)
 
 
 def derive_seed(seed: int, purpose: str, position: int = 0) -> int:

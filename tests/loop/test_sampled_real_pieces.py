@@ -17,9 +17,10 @@ from scripted import run
 from tiny_models import HIDDEN, LAYERS, SIZES, tiny_draft_config
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from monodraft import reference
 from monodraft.drafter import Anchor, Draft
 from monodraft.loop.request import Request
-from monodraft.loop.sampling import Sampling, target_probabilities
+from monodraft.loop.sampling import Sampling, draft_probabilities, target_probabilities
 from monodraft.loop.session import Session
 from monodraft.loop.target import Target
 from monodraft.reference import ReferenceDrafter
@@ -87,3 +88,11 @@ def test_it_sees_drafts_that_were_not_drawn_from_their_logits(monkeypatch: pytes
 
     monkeypatch.setattr(ReferenceDrafter, "propose", greedy_tokens)
     assert p_value() < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [2e-5, 1e-3, 0.3, 0.9, 1.7])
+def test_verification_judges_by_the_very_q_that_the_drafter_draws_from(temperature: float) -> None:
+    """At a temperature of 2e-5 the rounding of logits / T to float32 moves q by 2 percent between near ties."""
+    logits = torch.randn(7, 300, generator=torch.Generator().manual_seed(3)) * 9
+    q = draft_probabilities(logits, Sampling(temperature))
+    assert torch.equal(q, reference.draft_probabilities(logits, temperature))
