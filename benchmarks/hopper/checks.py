@@ -33,8 +33,9 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def pair_of(
     config: DraftConfig, weights: DraftWeights, mxfp8: bool, **options: object
 ) -> tuple[HopperDrafter, ReferenceDrafter]:
-    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=4, max_positions=2048, **options)  # type: ignore[arg-type]
-    theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", device="cuda", max_requests=4)
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=4, **({"max_positions": 2048} | options))  # type: ignore[arg-type]
+    numerics, device = "w8a16" if mxfp8 else "bf16", str(ours.workspace.device)
+    theirs = ReferenceDrafter(config, weights, numerics, device=device, max_requests=4)
     return ours, theirs
 
 
@@ -48,7 +49,7 @@ def stages(
     for request, length in enumerate(lengths):
         for drafter in (ours, theirs):
             drafter.open(request)
-            drafter.commit([ContextRows(request, 0, features(config, length, request))])
+            drafter.commit([ContextRows(request, 0, features(config, length, request, ours.workspace.device))])
         anchors.append(Anchor(request, int(torch.randint(0, config.vocab_size, (), generator=generator)), length))
     with theirs.recording() as record:
         wanted = theirs.propose_with_margins(anchors, logits=True)
@@ -67,7 +68,7 @@ def stages(
     def one_by_one(first: int, count: int) -> None:
         for stage in range(first, first + count):
             step.kernel.launch(step.arguments(stage, 1), dependent=False)
-            torch.cuda.synchronize()
+            ours.workspace.synchronize()
             name = step.plan[stage].name
             layer, _, kind = name.removeprefix("layers.").partition(".")
             if count <= 3 and name != "prepare":
@@ -135,7 +136,7 @@ def repeats(ours: HopperDrafter, anchors: list[Anchor], count: int = 100) -> int
         corrected.fill_(float("nan"))
         ours.workspace.buffers["result"].fill_(0)
         graph.replay()
-        torch.cuda.synchronize()
+        ours.workspace.synchronize()
         used = len(anchors) * ours.config.block_size
         same = torch.equal(corrected[:used, : ours.config.vocab_size], first[0][:used, : ours.config.vocab_size])
         bad += not (same and torch.equal(ours.workspace.buffers["result"], first[1]))

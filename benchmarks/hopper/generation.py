@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -58,17 +59,18 @@ class Shadowed:
         return ours
 
 
-def shadowed(drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96) -> dict[str, object]:
+def shadowed(drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96, **options: Any) -> dict[str, object]:
     """Drafts over whole generations of the shipped pair that differ from the reference's, all listed.
 
     A difference is a near tie where the reference's lead is at most twice the greatest difference of the two backends'
-    logits in that row: the sum of the errors of the two candidates.
+    logits in that row: the sum of the errors of the two candidates. `options`: further ones of `HopperDrafter`.
     """
     config, weights = load_drafter(PAIR / drafter, TARGET)
-    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=8, max_positions=2048)
-    theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", device="cuda", max_requests=8)
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=8, max_positions=2048, **options)
+    numerics, device = "w8a16" if mxfp8 else "bf16", str(ours.workspace.device)
+    theirs = ReferenceDrafter(config, weights, numerics, device=device, max_requests=8)
     both = Shadowed(ours, theirs)
-    target = load_target(TARGET, config, dtype=torch.float32, device="cuda")
+    target = load_target(TARGET, config, dtype=torch.float32, device=device)
     session = Session(target, both)
     requests = _requests(target, prompts, new_tokens)
     speculation = Speculation(session, requests)

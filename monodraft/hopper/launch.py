@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -142,6 +142,13 @@ class StageRecord(ctypes.Structure):
     )
 
 
+class Captured(Protocol):
+    """Launches that were recorded and can be run again, with what lies in their buffers then."""
+
+    def replay(self) -> None:
+        """Queues them all once more."""
+
+
 class Launcher(Protocol):
     """What launches the compiled step of a geometry: `Kernel` on a GPU, or the emulator's on a CPU."""
 
@@ -152,6 +159,9 @@ class Launcher(Protocol):
 
     def launch_chain(self, blocks: Sequence[Args | ctypes.Array]) -> None:
         """One dependent launch a block, in their order."""
+
+    def capture(self, run: Callable[[], None]) -> Captured:
+        """What `run` launches, recorded instead of run."""
 
 
 class Kernel:
@@ -169,6 +179,16 @@ class Kernel:
         """Queues one dependent launch a block."""
         for block in blocks:
             self.launch(block, dependent=True)
+
+    def capture(self, run: Callable[[], None]) -> Captured:
+        """A CUDA graph of what `run` queues."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            run()
+        return graph
 
     def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
         """Queues one launch on torch's current stream; `args`: a block, or `rank_launch`'s of all rank groups.

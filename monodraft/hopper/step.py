@@ -8,7 +8,7 @@ from enum import StrEnum
 import torch
 
 from monodraft.hopper.geometry import SLOT_BYTES, Geometry
-from monodraft.hopper.launch import Args, Kernel, Launcher, StageRecord
+from monodraft.hopper.launch import Args, Captured, Kernel, Launcher, StageRecord
 from monodraft.hopper.plan import CONTEXT_STAGES, Kind, Out, Stage, stages
 from monodraft.hopper.weights import PackedWeights
 from monodraft.hopper.workspace import Workspace
@@ -112,13 +112,9 @@ class Launches(ABC):
         last = len(self.plan) if propose else CONTEXT_STAGES + 1
         self.launch(first, last - first)
 
-    def capture(self, *, context: bool) -> torch.cuda.CUDAGraph:
+    def capture(self, *, context: bool) -> Captured:
         """A CUDA graph of `run`; replays read the inputs that `Workspace.load` copied last."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            self.run(context=context)
-        return graph
+        return self.kernel.capture(lambda: self.run(context=context))
 
 
 class Step(Launches):

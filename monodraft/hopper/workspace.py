@@ -225,10 +225,14 @@ class Workspace:
             raise error
         return result[:16].tolist(), result[16:32].view(torch.float32)
 
-    def reset(self) -> None:
-        """Makes the workspace usable after a failed step; the K/V pool keeps what it holds."""
+    def synchronize(self) -> None:
+        """Waits for all launches."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def reset(self) -> None:
+        """Makes the workspace usable after a failed step; the K/V pool keeps what it holds."""
+        self.synchronize()
         for name in ("result", "progress", "sync", "best", *(("exchange",) if self.geometry.ranks > 1 else ())):
             self.buffers[name].zero_()
         self.failed = False

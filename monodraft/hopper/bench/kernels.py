@@ -21,10 +21,10 @@ PEER = "compile+graph"
 """What the ratios are against: torch.compile captured into a CUDA graph, as serving engines run a drafter."""
 
 
-def features(config: DraftConfig, rows: int, seed: int) -> torch.Tensor:
-    """bf16 [rows, m H] random target features on the GPU."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randn(rows, config.feature_size, device="cuda", generator=generator).bfloat16()
+def features(config: DraftConfig, rows: int, seed: int, device: torch.device | str = "cuda") -> torch.Tensor:
+    """bf16 [rows, m H] random target features on the device."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(rows, config.feature_size, device=device, generator=generator).bfloat16()
 
 
 def longest(context: int) -> int:
@@ -39,7 +39,7 @@ def prepared(
     ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=2, **options)
     ours.open(0)
     for start in range(0, length, 256):
-        ours.commit([ContextRows(0, start, features(config, min(256, length - start), start))])
+        ours.commit([ContextRows(0, start, features(config, min(256, length - start), start, ours.workspace.device))])
     anchors = [Anchor(0, 11, length)]
     ours.propose(anchors)
     return ours, anchors

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from monodraft.hopper.emulator.build import build
 from monodraft.hopper.emulator.places import with_places
 from monodraft.hopper.geometry import THREADS, Geometry
-from monodraft.hopper.launch import Args
+from monodraft.hopper.launch import Args, Captured
+
+Arguments: TypeAlias = Args | ctypes.Array
 
 
 class EmulatorError(RuntimeError):
@@ -45,6 +48,18 @@ class Emulator:
         return EmulatedKernel(geometry, self)
 
 
+@dataclass
+class _Recorded:
+    """Launches of one `capture`, as arguments of `EmulatedKernel.run`."""
+
+    kernel: EmulatedKernel
+    launches: list[tuple[list[tuple[Arguments, int]], bool]]
+
+    def replay(self) -> None:
+        for launches, chain in self.launches:
+            self.kernel.run(launches, chain=chain)
+
+
 class EmulatedKernel:
     """The compiled step on the CPU. A launch has ended when `launch` returns."""
 
@@ -53,18 +68,31 @@ class EmulatedKernel:
         self._path = build(geometry, flags=emulator.flags)
         self._run = ctypes.CDLL(str(self._path)).emulator_run
         self._run.restype = ctypes.c_char_p
+        self._recorded: _Recorded | None = None
         self._run.argtypes = (ctypes.POINTER(_Launch), ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
 
-    def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
+    def launch(self, args: Arguments, *, dependent: bool) -> None:
         """Runs one launch; `args`: a block, or `rank_launch`'s of all rank groups. EmulatorError."""
         self.run([(args, self.geometry.grid * self.geometry.ranks)])
 
-    def launch_chain(self, blocks: Sequence[Args | ctypes.Array]) -> None:
+    def launch_chain(self, blocks: Sequence[Arguments]) -> None:
         """Runs launches of which each may start before the one in front of it ends, as `griddepcontrol` says."""
         self.run([(block, self.geometry.grid * self.geometry.ranks) for block in blocks], chain=True)
 
-    def run(self, launches: Sequence[tuple[Args | ctypes.Array, int]], *, chain: bool = False) -> None:
+    def capture(self, run: Callable[[], None]) -> Captured:
+        """What `run` launches, recorded instead of run."""
+        self._recorded = recorded = _Recorded(self, [])
+        try:
+            run()
+        finally:
+            self._recorded = None
+        return recorded
+
+    def run(self, launches: Sequence[tuple[Arguments, int]], *, chain: bool = False) -> None:
         """Runs grids (arguments, CTAs) at once in one scheduler, or as a chain of dependent launches. EmulatorError."""
+        if self._recorded is not None:
+            self._recorded.launches.append((list(launches), chain))
+            return
         if not launches:
             return
         records = (_Launch * len(launches))()
