@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def without_ptx(text: str) -> str:
     return text
 
 
-def sources() -> dict[str, str]:
-    """Every file of a build by its name in the build's folder."""
-    files = {"step.cu": (SOURCES / "step.cu").read_text()}
+def sources(step: str | None = None) -> dict[str, str]:
+    """Every file of a build by its name in the build's folder; `step`: a kernel in place of step.cu."""
+    files = {"step.cu": (SOURCES / "step.cu").read_text() if step is None else step}
     for name, content in headers().items():
         text = content.decode()
         files[name] = without_ptx(text) if name.startswith("device/") else text
@@ -81,31 +82,35 @@ def sources() -> dict[str, str]:
     return files
 
 
-def build(geometry: Geometry, *, quiet: bool = False, flags: tuple[str, ...] = ()) -> Path:
-    """The library of a geometry, from the cache or compiled (a message on stderr says so and how long it took).
+def library(files: dict[str, str], options: Sequence[str], what: str, *, quiet: bool = False) -> Path:
+    """The library of `sources`, from the cache or compiled (a message on stderr says so and how long it took).
 
-    `flags`: further ones of the compiler. Raises CompilerMissing; RuntimeError with the log where it does not compile.
+    Raises CompilerMissing; RuntimeError with the log where it does not compile.
     """
-    files, options = sources(), [*FLAGS, *flags, *geometry.options]
     digest = hashlib.sha256()
     for name, text in files.items():
         digest.update(f"{name} {len(text)}\n{text}".encode())
-    digest.update("\n".join([*options, compiler_version()]).encode())
+    digest.update("\n".join([*FLAGS, *options, compiler_version()]).encode())
     path = cache_folder() / f"{digest.hexdigest()[:32]}.so"
     if path.exists():
         return path
     start = time.monotonic()
     if not quiet:
-        weights = "MXFP8" if geometry.mxfp8 else "bf16"
-        what = f"{geometry.config.family.value}, {weights}, {geometry.rows} rows, {geometry.grid * geometry.ranks} CTAs"
-        print(f"compiling the Hopper draft step for the emulator ({what}) ...", end=" ", file=sys.stderr, flush=True)
+        print(f"compiling {what} for the emulator ...", end=" ", file=sys.stderr, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        _compile(Path(folder), files, options)
+        _compile(Path(folder), files, [*FLAGS, *options])
         os.replace(Path(folder) / "step.so", path)
     if not quiet:
         print(f"{time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
     return path
+
+
+def build(geometry: Geometry, *, quiet: bool = False, flags: Sequence[str] = ()) -> Path:
+    """The library of a geometry (see `library`). `flags`: further ones of the compiler."""
+    weights = "MXFP8" if geometry.mxfp8 else "bf16"
+    sizes = f"{geometry.config.family.value}, {weights}, {geometry.rows} rows, {geometry.grid * geometry.ranks} CTAs"
+    return library(sources(), [*flags, *geometry.options], f"the Hopper draft step ({sizes})", quiet=quiet)
 
 
 def _compile(folder: Path, files: dict[str, str], options: list[str]) -> None:

@@ -1,4 +1,4 @@
-// The emulator and the draft step in one library: the scheduler, the words, then step.cu as it is.
+// The words, then step.cu as it is: the unit that is compiled anew for every geometry.
 #include "words.h"
 
 #include "step.cu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from monodraft.hopper.emulator.build import build
@@ -19,8 +20,8 @@ class EmulatorError(RuntimeError):
     """A launch that no GPU could end well: deadlock, livelock, divergence, a stray access. The text says where."""
 
 
-class _Launch(ctypes.Structure):
-    """`struct Launch` of machine.cpp."""
+class Grid(ctypes.Structure):
+    """`struct Launch` of machine.cpp: one grid of a run. `after`: the one that it depends on, or -1."""
 
     _fields_ = (
         ("arguments", ctypes.c_void_p),
@@ -29,6 +30,22 @@ class _Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_uint32),
         ("after", ctypes.c_int32),
     )
+
+
+class Library:
+    """A compiled kernel and the scheduler that runs it. One run at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._run = ctypes.CDLL(str(path)).emulator_run
+        self._run.restype = ctypes.c_char_p
+        self._run.argtypes = (ctypes.POINTER(Grid), ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+
+    def run(self, grids: Sequence[Grid], *, seed: int = 0, jump: int = 1) -> None:
+        """Runs grids at once in one scheduler. `jump`: cycles that pass when nothing else can happen. EmulatorError."""
+        error = self._run((Grid * len(grids))(*grids), len(grids), seed, jump)
+        if error is not None:
+            raise EmulatorError(with_places(error.decode(), self.path))
 
 
 @dataclass
@@ -65,11 +82,8 @@ class EmulatedKernel:
 
     def __init__(self, geometry: Geometry, emulator: Emulator) -> None:
         self.geometry, self.emulator = geometry, emulator
-        self._path = build(geometry, flags=emulator.flags)
-        self._run = ctypes.CDLL(str(self._path)).emulator_run
-        self._run.restype = ctypes.c_char_p
+        self.library = Library(build(geometry, flags=emulator.flags))
         self._recorded: _Recorded | None = None
-        self._run.argtypes = (ctypes.POINTER(_Launch), ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
 
     def launch(self, args: Arguments, *, dependent: bool) -> None:
         """Runs one launch; `args`: a block, or `rank_launch`'s of all rank groups. EmulatorError."""
@@ -95,13 +109,11 @@ class EmulatedKernel:
             return
         if not launches:
             return
-        records = (_Launch * len(launches))()
-        for i, (block, ctas) in enumerate(launches):
-            after = i - 1 if chain else -1
-            records[i] = _Launch(ctypes.addressof(block), ctas, THREADS, self.geometry.shared_bytes, after)
+        grids = [
+            Grid(ctypes.addressof(block), ctas, THREADS, self.geometry.shared_bytes, i - 1 if chain else -1)
+            for i, (block, ctas) in enumerate(launches)
+        ]
         first = launches[0][0]
         bound = (first if isinstance(first, Args) else first[0]).bound
-        # Where nothing can happen, an eighth of the shortest bound passes: waits end in the order of their bounds.
-        error = self._run(records, len(launches), self.emulator.seed, max(1, bound // 8))
-        if error is not None:
-            raise EmulatorError(with_places(error.decode(), self._path))
+        # Where nothing can happen, an eighth of the bound passes: waits end in the order of their bounds.
+        self.library.run(grids, seed=self.emulator.seed, jump=max(1, bound // 8))
