@@ -1,0 +1,180 @@
+"""Rank groups executed on a CPU: the reference's drafts, the same bytes on every rank, and ranks that fail."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from emulated import MARKS
+from hopper_shapes import small
+
+from monodraft.checkpoint import load_drafter
+from monodraft.checkpoint.config import DraftConfig
+from monodraft.checkpoint.shipped import DRAFTER, PAIR, TARGET
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.drafter import Anchor, ContextRows, Draft
+from monodraft.errors import StepFailed
+from monodraft.hopper.drafter import HopperDrafter
+from monodraft.hopper.emulator import Emulator
+from monodraft.hopper.ranks import GroupStep, RankGroups
+from monodraft.hopper.step import Form
+from monodraft.reference import ReferenceDrafter
+from monodraft.testing import random_weights
+
+pytestmark = MARKS
+
+SAME = ("residual", "hidden", "result")
+"""Buffers that hold the same on every rank after a step."""
+
+
+def drafter(config: DraftConfig, weights: DraftWeights, ranks: int, mxfp8: bool, seed: int = 1) -> HopperDrafter:
+    """A drafter of `ranks` rank groups of as many CTAs as the smallest build takes."""
+    emulator = Emulator(ctas=max(7, config.block_size) * ranks, seed=seed)
+    return HopperDrafter(
+        config, weights, mxfp8=mxfp8, max_requests=2, max_positions=512, ranks=ranks, emulator=emulator
+    )
+
+
+def rows(config: DraftConfig, request: int, start: int, count: int) -> ContextRows:
+    generator = torch.Generator().manual_seed(1000 * request + start)
+    return ContextRows(request, start, torch.randn(count, config.feature_size, generator=generator).bfloat16())
+
+
+def step_of(ours: HopperDrafter) -> GroupStep:
+    assert isinstance(ours.step, GroupStep)
+    return ours.step
+
+
+def workspaces(ours: HopperDrafter) -> RankGroups:
+    assert isinstance(ours.workspace, RankGroups)
+    return ours.workspace
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def assert_ranks_equal(ours: HopperDrafter) -> None:
+    first, *others = ({name: bytes_of(each.buffers[name]) for name in SAME} for each in workspaces(ours).ranks)
+    assert all(other == first for other in others)
+
+
+def turns(ours: HopperDrafter, theirs: ReferenceDrafter, lengths: tuple[int, ...]) -> Iterator[tuple[Draft, object]]:
+    """The same commits and proposals to both, until the context has each of `lengths`."""
+    config = ours.config
+    for each in (ours, theirs):
+        each.open(0)
+    before = 0
+    for length in lengths:
+        for each in (ours, theirs):
+            each.commit([rows(config, 0, before, length - before)])
+        before = length
+        anchors = [Anchor(0, 3 + length, length)]
+        [draft], [wanted] = ours.propose(anchors, logits=True), theirs.propose_with_margins(anchors, logits=True)
+        yield draft, wanted
+
+
+def compare(config: DraftConfig, weights: DraftWeights, ranks: int, mxfp8: bool) -> None:
+    """Tokens of the reference with simulated ranks, up to near ties; all ranks byte-equal."""
+    ours = drafter(config, weights, ranks, mxfp8)
+    theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", max_requests=2, ranks=ranks)
+    for draft, wanted in turns(ours, theirs, (1, 9, 30)):
+        error = (draft.logits - wanted.draft.logits)[0].abs().max()
+        assert error < 0.1  # deferred norms and the order of sums: bf16 noise of logits of size 10
+        differing = (draft.tokens != wanted.draft.tokens).nonzero()
+        if len(differing):
+            slot = int(differing[0])
+            assert wanted.margins[slot] <= 2 * (draft.logits - wanted.draft.logits)[slot].abs().max() < 0.2
+        assert_ranks_equal(ours)
+
+
+@pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])
+def test_two_ranks_draft_as_the_reference(mxfp8: bool) -> None:
+    compare(small(), random_weights(small()), 2, mxfp8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5"])
+def test_every_family_and_rank_count_drafts_as_the_reference(family: str, ranks: int, mxfp8: bool) -> None:
+    config = small(family, vocab_size=2048)
+    compare(config, random_weights(config), ranks, mxfp8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("folder", [DRAFTER, PAIR / "drafter-qwen3"], ids=["pair", "pair-qwen3"])
+def test_the_shipped_drafters_draft_as_the_reference(folder, ranks: int) -> None:
+    config, weights = load_drafter(folder, TARGET)
+    for mxfp8 in (False, True):
+        compare(config, weights, ranks, mxfp8)
+
+
+@pytest.fixture(scope="module")
+def ours() -> HopperDrafter:
+    made = drafter(small(), random_weights(small()), 2, True)
+    made.open(0)
+    made.commit([rows(small(), 0, 0, 20)])
+    made.propose([Anchor(0, 9, 20)])
+    return made
+
+
+def output(ours: HopperDrafter) -> tuple[bytes, ...]:
+    [draft] = ours.propose([Anchor(0, 9, 20)], logits=True)
+    assert_ranks_equal(ours)
+    assert draft.logits is not None
+    return bytes_of(draft.tokens), bytes_of(draft.logits)
+
+
+def test_schedules_and_forms_give_the_same_bytes(ours: HopperDrafter) -> None:
+    step, seen = step_of(ours), set()
+    for form, seeds in ((Form.ONE_LAUNCH, range(6)), (Form.CHAIN, range(3))):
+        step.form = form
+        for seed in seeds:
+            step.kernel.emulator.seed = seed  # type: ignore[union-attr]
+            seen.add(output(ours))
+    step.form = Form.ONE_LAUNCH
+    assert len(seen) == 1
+
+
+def test_a_silent_cta_is_named_with_its_rank_and_reset_mends_it(ours: HopperDrafter) -> None:
+    before, step = output(ours), step_of(ours)
+    stage = [each.name for each in step.plan].index("layers.1.o")
+    step.steps[1].fault = (3, stage)
+    with pytest.raises(StepFailed, match=r"(?s)\(rank 1\).*stage layers\.1\.o, wait on grid.*CTA 3: .*not arrived"):
+        ours.propose([Anchor(0, 9, 20)])
+    step.steps[1].fault = (-1, -1)
+    with pytest.raises(StepFailed, match="reset"):
+        ours.propose([Anchor(0, 9, 20)])
+    ours.reset()
+    assert output(ours) == before
+
+
+def test_a_rank_that_never_starts_is_named_by_those_that_wait(ours: HopperDrafter) -> None:
+    before, kernel = output(ours), step_of(ours).kernel
+    launch = kernel.launch
+
+    def first_rank_only(args, *, dependent: bool) -> None:
+        kernel.run([(args, kernel.geometry.grid)])  # type: ignore[union-attr]
+
+    kernel.launch = first_rank_only  # type: ignore[method-assign]
+    try:
+        with pytest.raises(StepFailed, match=r"(?s)\(rank 0\).*layers\.0\.o_sum, wait on peers.*rank 1: .*not arrived"):
+            ours.propose([Anchor(0, 9, 20)])
+    finally:
+        kernel.launch = launch  # type: ignore[method-assign]
+    ours.reset()
+    assert output(ours) == before
+
+
+def test_a_rank_at_an_older_step_is_found_and_not_believed(ours: HopperDrafter) -> None:
+    """Rank 1 counts its steps from one less: what it says is an older tag, never a newer one."""
+    before, groups = output(ours), workspaces(ours)
+    epoch = int(groups.ranks[1].buffers["sync"][32])
+    groups.ranks[1].buffers["sync"][32] = epoch - 1
+    with pytest.raises(
+        StepFailed, match=rf"wait on peers, CTA \d+: found tag {epoch - 1:#x}\w\w, wanted tag {epoch:#x}"
+    ):
+        ours.propose([Anchor(0, 9, 20)])
+    ours.reset()
+    assert output(ours) == before
