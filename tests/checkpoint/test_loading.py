@@ -199,6 +199,21 @@ def test_scale_byte_0_is_a_value(tmp_path: Path) -> None:
     assert mxfp8_torch.decode(q.elements, q.scales)[0, 0] == 2.0**-127
 
 
+def test_scale_byte_254_is_a_value(tmp_path: Path) -> None:
+    _, _, drafter, target = pair(tmp_path)
+    name = "layers.0.decoder_layer.self_attn.q_proj.weight_scale_inv"
+    change(drafter / "model.safetensors", ROOT + name, (0, 0), 254)
+    load_drafter(drafter, target)
+
+
+def test_target_of_another_dtype_is_named(tmp_path: Path) -> None:
+    _, _, drafter, target = pair(tmp_path)
+    tensors = load_file(target / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"].half()}, target / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: found dtype F16, wanted dtype BF16 or F32"):
+        load_drafter(drafter, target)
+
+
 def test_a_truncated_file_is_found_before_anything_is_mapped(tmp_path: Path) -> None:
     _, _, drafter, target = pair(tmp_path)
     file = drafter / "model.safetensors"

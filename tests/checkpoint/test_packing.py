@@ -425,7 +425,10 @@ def test_a_signal_in_a_real_process_leaves_nothing(source: Path, tmp_path: Path,
         f"sys.argv = ['monodraft', 'pack', {str(source)!r}, {str(tmp_path / 'packed')!r}]\n"
         "app.main()\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # A shell's background jobs ignore SIGINT, nohup's SIGHUP, and children inherit it.
+    as_in_a_shell = lambda: signal.signal(number, signal.SIG_DFL)  # noqa: E731
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, preexec_fn=as_in_a_shell)
     assert result.returncode == 128 + number, result.stderr
     assert "Traceback" not in result.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"source"}

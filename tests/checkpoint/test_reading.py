@@ -99,115 +99,6 @@ def test_confidence_head_variants_read_back(confidence: tuple[bool, bool]) -> No
     assert config_from_dict(write_config(config)) == config
 
 
-# RoPE base
-
-
-def test_pitfall_31_theta_in_both_places_must_agree() -> None:
-    same = changed(QWEN3_4B, rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"})
-    assert config_from_dict(same).rope_theta == 1e6
-    message = faults_of(changed(same, rope_theta=10000))
-    assert "rope_theta and rope_parameters.rope_theta" in message
-    assert "10000 and 1000000.0" in message
-
-
-def test_pitfall_31_no_theta_is_an_error_and_not_10000() -> None:
-    assert "rope_theta" in faults_of(changed(QWEN3_4B, rope_theta=...))
-
-
-def test_m31_theta_flat_nested_or_in_rope_parameters() -> None:
-    nested = changed(M31, text_config__rope_theta=..., text_config__rope_parameters={"rope_theta": 1e7})
-    assert config_from_dict(nested).rope_theta == 1e7
-    message = faults_of(changed(M31, rope_theta=10000000))
-    assert "text_config.rope_theta and rope_theta" in message
-
-
-def test_m31_rotary_dim_and_partial_factor_must_agree() -> None:
-    factor = changed(M31, text_config__rotary_dim=..., text_config__partial_rotary_factor=0.5)
-    assert config_from_dict(factor).rotary_dim == 64
-    message = faults_of(changed(M31, text_config__partial_rotary_factor=0.25))
-    assert "rotary_dim" in message
-    assert "partial_rotary_factor" in message
-    assert "rotary_dim or partial_rotary_factor" in faults_of(changed(M31, text_config__rotary_dim=...))
-
-
-@pytest.mark.parametrize(
-    ("raw", "changes", "first", "second"),
-    [
-        (
-            M31,
-            {"text_config__rope_scaling": {"rope_theta": 3.0}},
-            "text_config.rope_theta",
-            "text_config.rope_scaling.rope_theta",
-        ),
-        (M31, {"rope_parameters": {"rope_theta": 3.0}}, "text_config.rope_theta", "rope_parameters.rope_theta"),
-        (
-            M31,
-            {"partial_rotary_factor": 0.5, "rope_scaling": {"partial_rotary_factor": 1.0}},
-            "partial_rotary_factor",
-            "rope_scaling.partial_rotary_factor",
-        ),
-        (
-            M31,
-            {"text_config__partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}},
-            "text_config.partial_rotary_factor",
-            "rope_parameters.partial_rotary_factor",
-        ),
-        (QWEN3_4B, {"rope_scaling": {"rope_theta": 3.0}}, "rope_theta", "rope_scaling.rope_theta"),
-        (
-            QWEN3_4B,
-            {"rope_scaling": {"partial_rotary_factor": 0.5}},
-            "rope_scaling.partial_rotary_factor: found 0.5",
-            "1 or 1.0",
-        ),
-        (
-            GEMMA4_12B,
-            {"rope_scaling": {"full_attention": {"rope_theta": 3.0}}},
-            "rope_parameters.full_attention.rope_theta",
-            "rope_scaling.full_attention.rope_theta",
-        ),
-        (
-            GEMMA4_12B,
-            {"partial_rotary_factor": 0.5},
-            "partial_rotary_factor",
-            "rope_parameters.full_attention.partial_rotary_factor",
-        ),
-    ],
-)
-def test_pitfall_31_facts_of_rope_are_read_in_every_place(
-    raw: dict[str, Any], changes: dict[str, Any], first: str, second: str
-) -> None:
-    """Two places that disagree are an error that names both, wherever they are."""
-    message = faults_of(changed(raw, **changes))
-    assert first in message
-    assert second in message
-
-
-@pytest.mark.parametrize("factor", [0.001, 1.5])
-def test_a_rotary_factor_rotates_at_least_a_pair_and_at_most_the_head(factor: float) -> None:
-    m31 = changed(M31, text_config__rotary_dim=..., text_config__partial_rotary_factor=factor)
-    assert "rotary_dim: found" in faults_of(m31)
-    gemma = changed(GEMMA4_12B, rope_parameters__full_attention__partial_rotary_factor=factor)
-    assert "partial_rotary_factor: found" in faults_of(gemma)
-
-
-@pytest.mark.parametrize(
-    ("raw", "changes", "field"),
-    [
-        (M31, {"text_config__hidden_size": 6150}, "text_config.hidden_size: found 6150"),
-        (M31, {"text_config__dspark_ffn_hidden_size": 1000, "text_config__dense_intermediate_size": 1000}, "1000"),
-        (M31, {"text_config__head_dim": 66, "text_config__num_attention_heads": 4}, "head_dim: found 264"),
-        (QWEN3_4B, {"intermediate_size": 9730}, "intermediate_size: found 9730"),
-        (GEMMA4_12B, {"hidden_size": 3850}, "hidden_size: found 3850"),
-    ],
-)
-def test_sizes_that_mxfp8_linears_cannot_have(raw: dict[str, Any], changes: dict[str, Any], field: str) -> None:
-    packed = changed(raw, quantization_config={"quant_method": "mxfp8", "weight_block_size": [1, 32]})
-    config_from_dict(packed)
-    message = faults_of(changed(packed, **changes))
-    assert field in message
-    assert "a multiple of 32" in message
-
-
 def test_qwen3_with_partial_rope_or_gemma_norm_is_not_the_layer_it_claims() -> None:
     assert "partial_rotary_factor" in faults_of(changed(QWEN3_4B, partial_rotary_factor=0.25))
     assert "use_gemma_norm" in faults_of(changed(QWEN3_4B, use_gemma_norm=True))
@@ -313,6 +204,7 @@ def test_all_faults_are_said_at_once(name: str) -> None:
     ("changes", "words"),
     [
         ({"target_layer_ids": [9, 1]}, ["target_layer_ids", "strictly increasing"]),
+        ({"target_layer_ids": [1, 1]}, ["target_layer_ids", "strictly increasing"]),
         ({"target_layer_ids": []}, ["target_layer_ids"]),
         ({"target_layer_ids": [1, 36]}, ["target_layer_ids", "below num_target_layers"]),
         ({"mask_token_id": 151936}, ["mask_token_id", "below vocab_size"]),
@@ -336,9 +228,42 @@ def test_a_bad_field_is_named_with_what_was_found_and_wanted(changes: dict[str, 
     assert all(word in message for word in words), message
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dspark_noise_token_id": 200064}, ["dspark_noise_token_id: found 200064", "below vocab_size"]),
+        ({"num_attention_heads": 62}, ["num_attention_heads: found 62", "multiple of num_key_value_heads"]),
+        ({"dspark_target_layer_ids": [3, 3]}, ["text_config.dspark_target_layer_ids", "strictly increasing"]),
+        ({"dspark_markov_head_type": "lstm"}, ["text_config.dspark_markov_head_type", '"vanilla" or "gated"']),
+        ({"confidence_head_with_markov": ...}, ["confidence_head_with_markov: found nothing"]),
+    ],
+)
+def test_a_bad_field_of_m31(changes: dict[str, Any], words: list[str]) -> None:
+    message = faults_of(changed(M31, **{f"text_config__{name}": value for name, value in changes.items()}))
+    assert all(word in message for word in words), message
+
+
 def test_m31_ffn_width_in_two_fields_must_agree() -> None:
     message = faults_of(changed(M31, text_config__dense_intermediate_size=3072))
     assert "text_config.dspark_ffn_hidden_size and text_config.dense_intermediate_size" in message
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "field"),
+    [
+        (M31, {"text_config__hidden_size": 6150}, "text_config.hidden_size: found 6150"),
+        (M31, {"text_config__dspark_ffn_hidden_size": 1000, "text_config__dense_intermediate_size": 1000}, "1000"),
+        (M31, {"text_config__head_dim": 66, "text_config__num_attention_heads": 4}, "head_dim: found 264"),
+        (QWEN3_4B, {"intermediate_size": 9730}, "intermediate_size: found 9730"),
+        (GEMMA4_12B, {"hidden_size": 3850}, "hidden_size: found 3850"),
+    ],
+)
+def test_sizes_that_mxfp8_linears_cannot_have(raw: dict[str, Any], changes: dict[str, Any], field: str) -> None:
+    packed = changed(raw, quantization_config={"quant_method": "mxfp8", "weight_block_size": [1, 32]})
+    config_from_dict(packed)
+    message = faults_of(changed(packed, **changes))
+    assert field in message
+    assert "a multiple of 32" in message
 
 
 def test_gemma4_with_a_sliding_layer_is_not_its_drafter() -> None:

@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -235,6 +236,7 @@ def test_control_c_in_a_terminal_restores_it() -> None:
     if child == 0:
         arguments = ["generate", "--max-new-tokens", "2000"]
         environment = os.environ | {"TERM": "xterm"}
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and children inherit that
         os.execve(sys.executable, [sys.executable, "-m", "monodraft.cli.app", *arguments], environment)
     seen, sent, deadline = b"", False, time.monotonic() + 120
     while time.monotonic() < deadline:
