@@ -1,4 +1,4 @@
-"""What tests need to execute the kernels on a CPU: the emulator or the reason why not, and the checks of the device runs."""
+"""What tests need to execute the kernels on a CPU: a compiler or the reason why not; the checks of the device runs."""
 
 from __future__ import annotations
 

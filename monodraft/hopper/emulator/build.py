@@ -118,7 +118,7 @@ def _compile(folder: Path, files: dict[str, str], options: list[str]) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     units = [name for name in files if name.endswith(".cpp")]
-    command = [compiler(), *options, f"-ffile-prefix-map={folder}=hopper", f"-I{folder}", "-o", "step.so", *units]
+    command = [compiler(), *options, f"-ffile-prefix-map={folder}=hopper", "-I.", "-o", "step.so", *units]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"step.cu does not compile for the emulator:\n{result.stderr[:20000]}")

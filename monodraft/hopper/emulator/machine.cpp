@@ -175,7 +175,7 @@ static u8* shared_of(size_t index, u32 bytes) {
     base = static_cast<u8*>(block), have = room;
     mprotect(base + GUARD, room, PROT_READ | PROT_WRITE);
   }
-  std::memset(base + GUARD, 0xa5, room);  // nobody may count on zeros
+  std::memset(base + GUARD, UNWRITTEN, room);
   return base + GUARD + (room - bytes) / 1024 * 1024;
 }
 

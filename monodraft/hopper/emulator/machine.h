@@ -13,6 +13,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 LANES = 32, NAMED_BARRIERS = 16, STACK = 64 << 10, SHARED_BASE = 1024;
+constexpr u8 UNWRITTEN = 0xa5;  // what shared memory holds at the start
 
 struct Warp;
 struct Cta;

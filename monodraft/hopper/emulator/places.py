@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 import subprocess
@@ -47,7 +48,7 @@ def with_places(text: str, library: Path) -> str:
         for address in re.findall(r"0x[0-9a-f]+", group[0]):
             lines = places.get(address, [])
             for function, where in zip(lines[::2], lines[1::2], strict=False):
-                file = where.rpartition(" (")[0] or where
+                file = posixpath.normpath((where.rpartition(" (")[0] or where).rpartition("hopper/")[2])
                 if file.partition(":")[0].endswith((".cu", ".cuh")):
                     frames.append(f"{function.partition('(')[0].partition('<')[0]} {file}")
         return "".join(f"\n      {frame}" for frame in frames)
