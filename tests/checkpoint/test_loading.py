@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from monodraft.checkpoint import load_drafter
+from monodraft.checkpoint import finite, load_drafter
 from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
 from monodraft.checkpoint.loading import disassemble
 from monodraft.checkpoint.weights import DraftWeights, Mxfp8Matrix
@@ -167,6 +169,22 @@ def test_nan_in_weights_is_named(tmp_path: Path, name: str, place, value: float,
     assert [fault.where for fault in error.value.faults] == [f"{drafter / 'model.safetensors'}: {ROOT}{name}"]
     assert found in error.value.faults[0].found
     load_drafter(drafter, target, check_finite=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "values"),
+    [
+        ("BF16", np.arange(65536, dtype=np.uint16), lambda w: (w.astype(np.uint32) << 16).view(np.float32)),
+        ("F32", np.arange(512, dtype=np.uint32) << 23, lambda w: w.view(np.float32)),
+        ("F32", (np.arange(512, dtype=np.uint32) << 23) | 1, lambda w: w.view(np.float32)),
+        ("F8_E4M3", np.arange(256, dtype=np.uint8), lambda w: w.view(ml_dtypes.float8_e4m3fn).astype(np.float32)),
+        ("U8", np.arange(256, dtype=np.uint8), lambda w: np.where(w == 255, np.nan, 0)),
+        ("F8_E8M0", np.arange(256, dtype=np.uint8), lambda w: w.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)),
+    ],
+)
+def test_every_pattern_that_is_not_finite_is_seen(dtype: str, words, values) -> None:  # type: ignore[no-untyped-def]
+    """All 16-bit and 8-bit patterns; of float32 every sign and exponent, with a mantissa of 0 and of 1."""
+    assert np.array_equal(finite.NOT_FINITE[dtype](words.tobytes()), ~np.isfinite(values(words)))
 
 
 def test_nan_in_the_targets_head_is_named(tmp_path: Path) -> None:
