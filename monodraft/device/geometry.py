@@ -106,13 +106,16 @@ def check_address(name: str, address: int, align: int) -> None:
         )
 
 
-def check_array(name: str, nbytes: int, wanted: int) -> None:
-    """Refuse, on the host, an array `name` of `nbytes` where the grid will touch `wanted` bytes."""
+def check_array(name: str, nbytes: int, wanted: int, one_base: bool = True) -> None:
+    """Refuse, on the host, an array `name` of `nbytes` where the grid will touch `wanted` bytes.
+
+    With `one_base` also one that 32-bit offsets from its start do not cover.
+    """
     if nbytes < wanted:
         raise KernelError(
             f"array {name} is too small for its grid", [Fault(name, f"{nbytes} bytes", f"{wanted} bytes")]
         )
-    if wanted > BUFFER_LIMIT:
+    if one_base and wanted > BUFFER_LIMIT:
         raise KernelError(
             f"array {name} is too large for one base", [Fault(name, f"{wanted} bytes", f"at most {BUFFER_LIMIT}")]
         )

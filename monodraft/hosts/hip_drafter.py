@@ -5,6 +5,7 @@ Written to be run, and NOT run by us: no AMD GPU was at hand. The kernel is the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,24 +94,35 @@ class HipDrafter(StepDrafter):
         return hip
 
     def program(self, requests: int, context_rows: int, sampled: bool = False) -> tuple[Plan, Kernel]:
-        """Plan and loaded kernel of a launch; compiled at the first use, on all ranks or on none."""
+        """Plan and loaded kernel of a launch; compiled at the first use, on all ranks or on none. Raises
+        `consensus.Refused` where the ranks launch steps of other rows or have other kernels."""
         key = requests, context_rows, sampled
         if key not in self._programs:
+            self._ranks.same("the launch", {"requests": requests, "context_rows": context_rows, "sampled": sampled})
             plan = Plan(replace(self.shape, requests=requests, context_rows=context_rows, sampled=sampled))
             error: MonodraftError | None = None
+            digest = ""
             try:
-                self._programs[key] = plan, self._load(plan)
+                compiled = self._compiled(plan)
+                digest = hashlib.sha256(compiled.code_object).hexdigest()
+                kernel = self._load(compiled)
             except MonodraftError as failed:
                 error = failed
             self._ranks.agree("the kernel", error)
+            self._ranks.same("the kernel", {"SHA-256 of the code object": digest})
+            self._programs[key] = plan, kernel
         return self._programs[key]
 
-    def _load(self, plan: Plan) -> Kernel:
+    def _compiled(self, plan: Plan) -> Any:
+        """The kernel with its code object."""
         compiled = self._compile(plan)
         if compiled.code_object is None:
             raise UnsupportedBackend(
                 "the kernel cannot be linked", [Fault("ld.lld", compiled.missing, "LLVM's ld.lld")]
             )
+        return compiled
+
+    def _load(self, compiled: Any) -> Kernel:
         module = self._hip.load_module(compiled.code_object)
         self._modules.append(module)
         kernel = Kernel(self._hip.function(module, compiled.kernel), compiled.kernel)
@@ -125,7 +137,7 @@ class HipDrafter(StepDrafter):
     def _logits(self, rows: slice) -> torch.Tensor:
         self.workspace.local[0].download("logits")
         own = torch.from_numpy(self.workspace.local[0]("logits")[rows, : self.shape.vocab].copy())
-        return torch.cat(self._ranks.all(own), 1)
+        return torch.cat(self._ranks.all("logits", own), 1)
 
     def close_device(self) -> None:
         """Free everything on the GPU; no rank may launch any more. May be called twice."""

@@ -18,10 +18,11 @@ import numpy as np
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.device.health import HEALTHY
 from monodraft.errors import Fault, KernelError, MonodraftError
-from monodraft.hosts.consensus import Ranks
+from monodraft.hosts.arguments import DTYPES, check_base, check_inputs, check_pages, check_sizes, check_ticks
+from monodraft.hosts.consensus import Ranks, fields_of
 from monodraft.hosts.hip_library import COMPUTE_UNITS, LDS_PER_BLOCK, ON_DEVICE, TO_DEVICE, TO_HOST, Hip, HipError
 from monodraft.hosts.packing import pack_rank
-from monodraft.hosts.workspace import DTYPES, check_same_layout
+from monodraft.hosts.workspace import check_same_layout
 from monodraft.plan.device import check_device
 from monodraft.plan.layout import Block, exchange_block, local_block, pool_bytes
 from monodraft.plan.shape import StepShape
@@ -102,9 +103,9 @@ class HipWorkspace:
         self.ranks = [self.rank]
         try:
             self._together("device", self._check_device)
-            ranks.same("the plan", repr(shape))
+            ranks.same("the plan", fields_of(shape))
             self._together("memory", partial(self._allocate, weights))
-            handles = ranks.all(self._handle)
+            handles = ranks.all("peer memory", self._handle)
             self._together("peer memory", partial(self._map_peers, handles))
             # Each of these ends with all ranks having done it.
             self._together("peer memory", self._mark)
@@ -128,30 +129,33 @@ class HipWorkspace:
             raise KernelError(
                 "ranks", [Fault("ranks", str(self.shape.ranks), f"{self._group.size}, those of the group")]
             )
+        check_sizes(self.shape)
         self.hip.set_device(self._device)
         units, lds = (self.hip.attribute(each, self._device) for each in (COMPUTE_UNITS, LDS_PER_BLOCK))
         check_device(self.shape, units, lds)
 
-    def _own(self, address: int) -> int:
-        self._owned.callback(self.hip.free, address)
-        return address
+    def _own(self, name: str, address: int) -> int:
+        """Memory to free at the end; KernelError, naming it, for an address that the kernel cannot use."""
+        if address:
+            self._owned.callback(self.hip.free, address)
+        return check_base(name, address)
 
     def _allocate(self, weights: DraftWeights) -> None:
         shape, hip = self.shape, self.hip
         packed = pack_rank(shape, weights, self.rank)
-        self.weights = self._own(hip.allocate(packed.nbytes))
+        self.weights = self._own("weights", hip.allocate(packed.nbytes))
         hip.copy(self.weights, packed.ctypes.data, packed.nbytes, TO_DEVICE)
         local, exchange = local_block(shape), exchange_block(shape)
-        self.local = [Mirror(hip, self._own(hip.allocate(local.nbytes)), local)]
-        base = self._own(hip.allocate_uncached(exchange.nbytes + HEALTH_BYTES))
+        self.local = [Mirror(hip, self._own("local", hip.allocate(local.nbytes)), local)]
+        base = self._own("own", hip.allocate_uncached(exchange.nbytes + HEALTH_BYTES))
         self.exchange = [Mirror(hip, base, exchange)]
         hip.zero(self.local[0].address, local.nbytes)
         hip.zero(base, exchange.nbytes + HEALTH_BYTES)
         pool = shape.layers * pool_bytes(shape)
-        self.keys, self.values = (self._own(hip.allocate(pool)) for _ in range(2))
+        self.keys, self.values = (self._own(name, hip.allocate(pool)) for name in ("keys", "values"))
         for address in (self.keys, self.values):
             hip.zero(address, pool)
-        self.peers = self._own(hip.allocate(8 * shape.ranks))
+        self.peers = self._own("peers", hip.allocate(8 * shape.ranks))
         self.stream = hip.make_stream()
         self._owned.callback(hip.destroy_stream, self.stream)
         self._handle = hip.export(base) if shape.ranks > 1 else (b"", 0)
@@ -165,7 +169,7 @@ class HipWorkspace:
                 continue
             base, address = self.hip.open(handle, offset)
             self._owned.callback(self.hip.close, base)
-            addresses.append(address)
+            addresses.append(check_base(f"exchange memory of rank {rank}", address))
         self.addresses = addresses
         self.health = addresses[0] + self.exchange[0].block.nbytes
         table = np.array(addresses, np.int64)
@@ -209,7 +213,8 @@ class HipWorkspace:
             raise KernelError("the grid cannot be resident", [Fault("ctas", str(self.shape.ctas), wanted)])
 
     def arguments(self, ticks: int) -> list[Any]:
-        """Kernel arguments, in the order of `stages.step.ARGUMENTS`."""
+        """Kernel arguments, in the order of `stages.step.ARGUMENTS`. Raises KernelError for a bound that is none."""
+        check_ticks(ticks)
         words = (
             self.weights,
             self.local[0].address,
@@ -225,11 +230,12 @@ class HipWorkspace:
     def launch(self, plan: Plan, program: Kernel, ticks: int) -> None:
         """Run one step on this rank and wait for its end, which the kernel's own bound makes sure of.
 
-        Raises KernelError while another launch is live; see `failures.failure` after.
+        Raises KernelError while another launch is live and for inputs that cannot be; see `failures.failure` after.
         """
         self.check(plan.shape)
         if self.busy:
             raise KernelError("one launch a workspace", [Fault("workspace", "a live launch", "none")])
+        check_inputs(plan.shape, self.local[0])
         self.busy = True
         try:
             self.local[0].upload(*INPUTS)
@@ -256,7 +262,8 @@ class HipWorkspace:
         return self.local[0], self.exchange[0]
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy a page of every layer's keys and values, on this rank."""
+        """Copy a page of every layer's keys and values, on this rank. Raises KernelError where there is none."""
+        check_pages(self.shape, {"source": source, "target": target})
         layer = pool_bytes(self.shape)
         page = layer // self.shape.pages
         for base in (self.keys, self.values):
@@ -267,13 +274,13 @@ class HipWorkspace:
         """After a failure, on all ranks together: clear the health word, set all epochs past all tags in memory."""
         local = self.local[0]
         local.download("epoch")
-        epochs = self._group.all(int(local("epoch").view(np.uint32)[0]))
+        epochs = self._group.all("reset", int(local("epoch").view(np.uint32)[0]))
         if self.rank == 0:
             word = np.full(1, HEALTHY, np.uint64)
             self.hip.copy(self.health, word.ctypes.data, 8, TO_DEVICE)
         local("epoch")[0] = np.uint32((max(epochs) + 1) & 0xFFFFFFFF).view(np.int32)
         local.upload("epoch")
-        self._group.all(None)  # nobody launches before the word is clear
+        self._group.all("reset", None)  # nobody launches before the word is clear
 
     def close(self) -> None:
         """Free and unmap everything."""

@@ -9,7 +9,9 @@ import torch
 
 from monodraft.checkpoint.config import DraftConfig, MarkovKind
 from monodraft.checkpoint.weights import DraftWeights, LayerWeights, Matrix, Mxfp8Matrix
+from monodraft.device.geometry import check_dtype
 from monodraft.formats import mxfp8_torch
+from monodraft.hosts.arguments import DTYPES
 from monodraft.plan.layout import UNLIMITED, Block, weight_block
 from monodraft.plan.shape import StepShape
 from monodraft.plan.shard import shard
@@ -30,8 +32,9 @@ def pack_rank(shape: StepShape, weights: DraftWeights, rank: int) -> np.ndarray:
 
 
 def place(data: np.ndarray, block: Block, name: str, values: np.ndarray, layer: int = 0) -> None:
-    """Copy `values` to their place; rows and columns that they lack stay zero."""
+    """Copy `values` to their place; rows and columns that they lack stay zero. Raises KernelError for another type."""
     array = block[name]
+    check_dtype(name, values.dtype, np.dtype(DTYPES[array.dtype]))
     start = block.offset(name, layer)
     view = data[start : start + array.nbytes].view(values.dtype).reshape(array.shape)
     view[tuple(slice(size) for size in values.shape)] = values

@@ -11,12 +11,18 @@ import monodraft.executor as ex
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.device.health import HEALTHY
 from monodraft.errors import Fault, KernelError
+from monodraft.hosts.arguments import (
+    DTYPES,
+    check_argument,
+    check_inputs,
+    check_pages,
+    check_sizes,
+    check_ticks,
+)
 from monodraft.hosts.packing import pack_rank
-from monodraft.plan.layout import Block, exchange_block, local_block, pool_bytes
+from monodraft.plan.layout import Block, exchange_block, local_block, pool_bytes, weight_block
 from monodraft.plan.shape import StepShape
 from monodraft.plan.step import Plan
-
-DTYPES = {"uint8": np.uint8, "bfloat16": np.uint16, "int32": np.int32, "float32": np.float32}
 
 
 def check_same_layout(own: StepShape, shape: StepShape) -> None:
@@ -50,6 +56,7 @@ class Workspace:
     """
 
     def __init__(self, shape: StepShape, weights: DraftWeights, *, memory: ex.Memory | None = None) -> None:
+        check_sizes(shape)
         self.shape = shape
         self.memory = ex.Memory(ranks=shape.ranks) if memory is None else memory
         self.busy = False
@@ -73,15 +80,31 @@ class Workspace:
         check_same_layout(self.shape, shape)
 
     def arguments(self, rank: int, ticks: int) -> tuple[Any, ...]:
-        """Launcher arguments of a rank, in the order of `stages.step.ARGUMENTS`."""
-        shared = (self.weights[rank], self.local[rank].region, self.exchange[rank].region, self.peers[rank])
-        return (*shared, self.keys[rank], self.values[rank], self.health, ticks, rank, self.shape.layers)
+        """Launcher arguments of a rank, in the order of `stages.step.ARGUMENTS`. Raises KernelError naming one that is
+        not what the kernel reads."""
+        shape, pool = self.shape, self.shape.layers * pool_bytes(self.shape)
+        arrays: dict[str, tuple[ex.Region, type, int]] = {
+            "weights": (self.weights[rank], np.uint8, weight_block(shape).nbytes),
+            "local": (self.local[rank].region, np.uint8, local_block(shape).nbytes),
+            "own": (self.exchange[rank].region, np.uint8, exchange_block(shape).nbytes),
+            "peers": (self.peers[rank], np.int64, 8 * shape.ranks),
+            "keys": (self.keys[rank], np.uint8, pool),
+            "values": (self.values[rank], np.uint8, pool),
+            "health": (self.health, np.uint64, 8),
+        }
+        for name, (region, dtype, nbytes) in arrays.items():
+            check_argument(f"{name} of rank {rank}", region.address, region.array, dtype, nbytes)
+        check_ticks(ticks)
+        return (*(region for region, _, _ in arrays.values()), ticks, rank, shape.layers)
 
     def launch(self, plan: Plan, program: ex.Program, ticks: int, **options: Any) -> ex.Report:
-        """Run one step on all ranks. Raises KernelError while another launch is live; see `Workspace.failure` after."""
+        """Run one step on all ranks. Raises KernelError, before anything runs, while another launch is live and for
+        arguments or inputs that cannot be; see `failures.failure` after."""
         self.check(plan.shape)
         if self.busy:
             raise KernelError("one launch a workspace", [Fault("workspace", "a live launch", "none")])
+        for view in self.local:
+            check_inputs(plan.shape, view)
         self.busy = True
         try:
             launches = [ex.Launch(program, self.arguments(rank, ticks), rank=rank) for rank in range(plan.shape.ranks)]
@@ -90,7 +113,8 @@ class Workspace:
             self.busy = False
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy a page of every layer's keys and values, on all ranks."""
+        """Copy a page of every layer's keys and values, on all ranks. Raises KernelError where there is none."""
+        check_pages(self.shape, {"source": source, "target": target})
         for region in (*self.keys, *self.values):
             pages = region.array.reshape(self.shape.layers, self.shape.pages, -1)
             pages[:, target] = pages[:, source]

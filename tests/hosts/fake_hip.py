@@ -30,7 +30,7 @@ class ThreadRanks(Ranks):
     def __init__(self, group: FakeGroup, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
 
-    def all(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         self._group.values[self.rank] = value
         self._group.barrier.wait()
         values = list(self._group.values)

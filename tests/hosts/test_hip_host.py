@@ -357,7 +357,7 @@ def test_ranks_with_other_plans_are_refused() -> None:
 
     def work(rank: int) -> None:
         try:
-            ThreadRanks(group, rank).same("the plan", f"rows {7 + rank}")
+            ThreadRanks(group, rank).same("the plan", {"rows": 7 + rank})
         except Refused as error:
             raised[rank] = error
 
@@ -367,12 +367,12 @@ def test_ranks_with_other_plans_are_refused() -> None:
     for thread in threads:
         thread.join(10)
     for error in raised:
-        assert "rank 1: found rows 8, wanted rows 7" in str(error)
+        assert "rows of rank 1: found 8, wanted 7, as on rank 0" in str(error)
 
 
 def test_one_rank_needs_no_group() -> None:
     ranks = Ranks(None)
-    assert (ranks.rank, ranks.size, ranks.all("x")) == (0, 1, ["x"])
+    assert (ranks.rank, ranks.size, ranks.all("nothing", "x")) == (0, 1, ["x"])
     ranks.agree("nothing", None)
     with pytest.raises(InputError):
         ranks.agree("something", InputError("no"))
