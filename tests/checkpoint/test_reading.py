@@ -12,8 +12,9 @@ from vendors import GEMMA4_12B, M31, MINICPM5, NVIDIA_M3, QWEN3_4B, QWEN3_8B, SU
 
 from monodraft.checkpoint import config_from_dict, read_config, write_config
 from monodraft.checkpoint.config import Activation, Family, MarkovKind, Norm, Rotary, SwigluOai
+from monodraft.checkpoint.dialects.qwen3 import write_modelopt
 from monodraft.errors import ConfigError, UnsupportedCheckpoint
-from monodraft.testing import random_config
+from monodraft.testing import nvidia_m3_config, random_config
 
 pytestmark = pytest.mark.numbers
 
@@ -91,6 +92,17 @@ def test_gemma4_without_shared_projection_has_the_common_number_of_kv_heads() ->
 def test_what_we_write_reads_back(family: Family, kind: MarkovKind, mxfp8: bool) -> None:
     config = random_config(family, markov=kind, mxfp8_linears=mxfp8)
     assert config_from_dict(json.loads(json.dumps(write_config(config)))) == config
+
+
+def test_modelopt_s_dialect_is_written_as_nvidia_writes_it() -> None:
+    assert write_modelopt(config_from_dict(NVIDIA_M3)) == NVIDIA_M3
+
+
+@pytest.mark.parametrize("kind", list(MarkovKind))
+@pytest.mark.parametrize("windows", [(64, 64), (64, None), (None, None)])
+def test_modelopt_s_dialect_reads_back(kind: MarkovKind, windows: tuple[int | None, ...]) -> None:
+    config = nvidia_m3_config(markov=kind, windows=windows)
+    assert config_from_dict(json.loads(json.dumps(write_modelopt(config)))) == config
 
 
 @pytest.mark.parametrize("confidence", [(True, False), (False, False)])
