@@ -45,6 +45,7 @@ def _make_hopper(
     ranks: int = 1,
     device: str = "cuda",
     max_requests: int = 16,
+    positions: int | None = None,
     **options: Any,
 ) -> Drafter:
     from monodraft.hopper.drafter import HopperDrafter
@@ -58,6 +59,8 @@ def _make_hopper(
         faults.append(Fault("--device", str(device), "cuda, where the Hopper kernels run"))
     if faults:
         raise InputError("the Hopper backend cannot run this", faults)
+    if positions is not None:  # it counts the context alone, without the block behind it
+        options["max_positions"] = min(positions, config.max_positions) - config.block_size
     return HopperDrafter(config, weights, mxfp8=numerics == "w8a16", max_requests=max_requests, **options)
 
 

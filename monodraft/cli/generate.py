@@ -25,6 +25,7 @@ from monodraft.loop.prompts import default_prompt
 if TYPE_CHECKING:  # torch and transformers take seconds to import; --help and usage errors need neither
     from transformers import PreTrainedTokenizerBase
 
+    from monodraft.checkpoint.config import DraftConfig
     from monodraft.loop.plain import PlainRun
     from monodraft.loop.report import PlainReport
     from monodraft.loop.request import Request
@@ -52,6 +53,8 @@ The text goes to standard output, everything else to standard error. Figures for
 
 SHIPPED = "the pair that comes with monodraft"
 DEFAULT_NUMERICS = {"executor": "mxfp8", "rocm": "mxfp8", "reference": "bf16"}
+WARM_UP_TOKENS = 32
+"""More than the text of `warm_up`."""
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -244,6 +247,7 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
     check_sizes(config, options.drafter, check_folder(options.target, "target"), options.target)
     tokenizer = load_tokenizer(options.target)
     check_tokenizer(tokenizer, options.target, config.vocab_size)
+    prompts = [encode_prompt(tokenizer, text, options.chat, options.target) for text in options.prompts]
     with stderr.status(f"loading drafter {escape(visible(options.drafter.name))}"):
         config, weights = load_drafter(options.drafter, options.target)
         drafter = make_drafter(
@@ -253,24 +257,31 @@ def load(options: Options, stderr: Console) -> tuple[Session, PreTrainedTokenize
             numerics=options.numerics,
             ranks=options.ranks,
             device=options.device,
-            max_requests=len(options.prompts) + 1,
+            max_requests=len(prompts) + 1,
+            positions=positions_needed(config, max(map(len, prompts)) + options.max_new_tokens),
         )
     with stderr.status(f"loading target {escape(visible(options.target.name))}"):
         target = load_target(options.target, config, dtype=getattr(torch, dtype), device=options.device)
     requests = [
         Request(
-            prompt=encode_prompt(tokenizer, text, options.chat, options.target),
+            prompt=prompt,
             max_new_tokens=options.max_new_tokens,
             sampling=sampling,
             seed=options.seed + i,
             confidence_threshold=options.confidence_threshold,
             stop_tokens=target.stop_tokens,
         )
-        for i, text in enumerate(options.prompts)
+        for i, prompt in enumerate(prompts)
     ]
     session = Session(target, drafter)
     session.check(requests)
     return session, tokenizer, requests
+
+
+def positions_needed(config: DraftConfig, text: int) -> int:
+    """Positions a request for which a backend must have room: the longest text and a block behind it, and no less than
+    the warm-up takes. Backends have defaults that a long prompt would not fit."""
+    return min(config.max_positions, max(text, WARM_UP_TOKENS) + config.block_size)
 
 
 def stream(options: Options, speculation: Speculation, tokenizer: PreTrainedTokenizerBase, stderr: Console) -> bool:

@@ -48,7 +48,7 @@ class ReferenceDrafter:
 
     `numerics`: `exact`, `bf16`, `w8a16`, `mxfp8` (`monodraft.reference.numerics`) or an instance of one. `ranks`
     simulates the all-reduces of tensor parallelism. `pages` of `page_size` positions are shared by `max_requests`
-    requests (default: room for `DEFAULT_POSITIONS` each, untouched pages cost nothing on a CPU); `windowed` drops what
+    requests (default: room for `positions` each, untouched pages cost nothing on a CPU); `windowed` drops what
     no later block can see, after which a fork to an earlier length may be refused. `kept_bytes` limits what decoded
     weights may hold.
 
@@ -64,6 +64,7 @@ class ReferenceDrafter:
         ranks: int = 1,
         device: torch.device | str = "cpu",
         max_requests: int = 16,
+        positions: int = DEFAULT_POSITIONS,
         pages: int | None = None,
         page_size: int = 64,
         windowed: bool = False,
@@ -73,7 +74,7 @@ class ReferenceDrafter:
         checks.check_ranks(config, self._numerics, ranks)
         self._device = torch.device(device)
         if pages is None:
-            pages = max_requests * -(-min(config.max_positions, DEFAULT_POSITIONS) // max(1, page_size))
+            pages = max_requests * -(-min(config.max_positions, positions) // max(1, page_size))
         self.pool = KvPool(
             config,
             pages=pages,

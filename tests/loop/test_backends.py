@@ -9,6 +9,7 @@ from monodraft.drafter import Drafter
 from monodraft.errors import InputError
 from monodraft.loop import backends
 from monodraft.loop.backends import Backend, backend_names, check_backend, make_drafter, register_backend
+from monodraft.reference import ReferenceDrafter
 from monodraft.testing import random_weights
 
 pytestmark = pytest.mark.numbers
@@ -25,6 +26,15 @@ def test_reference_is_made_with_its_options() -> None:
     drafter = make_drafter("reference", config, random_weights(config), numerics="w8a16", ranks=2, max_requests=3)
     assert isinstance(drafter, Drafter)
     assert drafter.config is config
+
+
+def test_reference_has_pages_for_the_positions_it_is_asked_for() -> None:
+    config = tiny_draft_config()
+    for positions, pages in ((100, 2), (10**9, -(-config.max_positions // 64))):
+        options = {"positions": positions, "max_requests": 3, "page_size": 64}
+        drafter = make_drafter("reference", config, random_weights(config), **options)
+        assert isinstance(drafter, ReferenceDrafter)
+        assert drafter.pool.free_pages == 3 * pages
 
 
 @pytest.mark.usefixtures("registry")
