@@ -75,6 +75,8 @@ class HopperDrafter:
             self.workspace = RankGroups(geometry, pages=pages, bound_seconds=bound_seconds, device=device)
             parts = [pack_weights(geometry, shard(config, weights, rank, ranks), device) for rank in range(ranks)]
             self.step = GroupStep(parts, self.workspace, form, kernel=kernel)
+        if kernel is not None:
+            kernel.watch(self.workspace.ranks if isinstance(self.workspace, RankGroups) else [self.workspace])
         self._table = PageTable(pages, max_requests, geometry.max_pages)
         self._queued: dict[int, list[tuple[int, torch.Tensor]]] = {}
 

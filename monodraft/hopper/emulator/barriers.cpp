@@ -20,11 +20,11 @@ static Phase& phase_at(u32 bar, const char* word) {
   return p;
 }
 
-static void complete_if_done(Cta& own, Phase& p) {
+static void complete_if_done(Cta& own, Phase& p, u32 bar) {
   if (p.pending || p.bytes) return;
   p.parity ^= 1u, p.pending = p.expected;
   something_happened();
-  const u32 bar = u32(reinterpret_cast<u8*>(&p) - own.shared) + SHARED_BASE;
+  if (RACES) move_clocks(own.phases[bar].gathered, own.phases[bar].done);
   std::vector<Lane*> others;
   for (Lane* lane : own.phase_waiters) {
     if (lane->wanted >> 1 == bar) wake(lane);
@@ -37,7 +37,8 @@ static void arrive(Phase& p, u32 bar, const char* word) {
   if (!p.pending) fail("%s: more arrivals at mbarrier %#x than its phase has", word, bar);
   p.pending--;
   something_happened();
-  complete_if_done(cta(), p);
+  if (RACES) release_into(cta().phases[bar].gathered);
+  complete_if_done(cta(), p, bar);
 }
 
 void phase_init(u32 bar, u32 arrivals) {
@@ -60,7 +61,11 @@ void phase_arrive(u32 bar) {
 }
 
 // As the hardware's parity test: is the phase of this parity over?
-bool phase_done(u32 bar, u32 parity) { return phase_at(bar, "phase_try").parity != (parity & 1u); }
+bool phase_done(u32 bar, u32 parity) {
+  if (phase_at(bar, "phase_try").parity == (parity & 1u)) return false;
+  if (RACES) acquire_from(cta().phases[bar].done);
+  return true;
+}
 
 // ---- bulk copies: one lands at a seeded later time, its source read either at once or only then
 struct Bulk {
@@ -69,7 +74,7 @@ struct Bulk {
   u32 bar;
   u8* to;
   const u8* from;
-  u32 bytes;
+  u32 bytes, number;
   std::vector<u8> early;
 };
 static std::vector<Bulk> flying;
@@ -84,7 +89,8 @@ void bulk_copy(u32 shared, const void* global, u32 bytes, u32 bar) {
   if (shared % 16 || reinterpret_cast<uintptr_t>(global) % 16) fail("bulk_copy: %#x from %p, not multiples of 16", shared, global);
   const u32 wait = seeded() ? (random_below(4) ? random_below(64) : random_below(4096)) : 8;
   Bulk copy = {clock_now() + wait, bulk_order++, &cta(), bar, shared_memory(shared, bytes, "bulk_copy"),
-               static_cast<const u8*>(global), bytes, {}};
+               static_cast<const u8*>(global), bytes, 0, {}};
+  copy.number = bulk_accesses(cta(), copy.to, copy.from, bytes, __builtin_return_address(0));
   if (seeded() && random_below(2)) copy.early.assign(copy.from, copy.from + bytes);
   cta().flying++;
   flying.push_back(std::move(copy));
@@ -103,7 +109,8 @@ bool land_due_copies(bool all_idle) {
     Phase& p = *reinterpret_cast<Phase*>(copy.owner->shared + (copy.bar - SHARED_BASE));
     p.bytes -= int(copy.bytes);
     copy.owner->flying--;
-    complete_if_done(*copy.owner, p);
+    if (RACES) bulk_landed(*copy.owner, copy.owner->phases[copy.bar].gathered, copy.number);
+    complete_if_done(*copy.owner, p, copy.bar);
     something_happened();
     landed = true;
   }
@@ -117,13 +124,18 @@ void copy_async(u32 shared, const void* global) {
   touch();
   if (reinterpret_cast<uintptr_t>(global) % 16) fail("copy_async16: source %p is not a multiple of 16", global);
   u8* to = shared_memory(shared, 16, "copy_async16");
+  plain_access(global, 16, false, __builtin_return_address(0));
+  plain_access(to, 16, true, __builtin_return_address(0));
   if (seeded() && random_below(4) == 0) std::memcpy(to, global, 16);
   else current->copies.push_back({to, static_cast<const u8*>(global)});
 }
 
 void copy_async_wait() {
   touch();
-  for (const Copy& copy : current->copies) std::memcpy(copy.to, copy.from, 16);
+  for (const Copy& copy : current->copies) {
+    plain_access(copy.to, 16, true, __builtin_return_address(0));
+    std::memcpy(copy.to, copy.from, 16);
+  }
   current->copies.clear();
 }
 
@@ -137,16 +149,21 @@ void named_barrier(u32 id, u32 threads, bool waits) {
   if (b.arrived && b.wanted != threads) fail("%s: barrier %u for %u threads, others said %u", word, id, threads, b.wanted);
   b.wanted = threads;
   something_happened();
+  release_into(b.gathered);
   if (++b.arrived < threads) {
     if (!waits) return;
     b.waiting.push_back(current);
     wait_until_woken(word, id);
+    lanes_met();
     return;
   }
   b.arrived = 0;
+  const Clocks gathered = std::move(b.gathered);
+  b.gathered = Clocks();
+  if (waits) acquire_from(gathered), lanes_met();
   std::vector<Lane*> waiting;
   waiting.swap(b.waiting);
-  for (Lane* lane : waiting) wake(lane);
+  for (Lane* lane : waiting) acquire_for(*lane->warp, gathered), wake(lane);
 }
 
 // ---- programmatic dependent launch
@@ -168,5 +185,6 @@ void wait_previous_launch() {
     before->waiting.push_back(current);
     wait_until_woken("wait_previous_launch", 0);
   }
+  if (before) acquire_from(before->ended);
 }
 }  // namespace emulator

@@ -81,28 +81,39 @@ inline T __ldcg(const T* p) {
   return *p;
 }
 template <class T>
-inline T __ldg(const T* p) { return __ldcg(p); }
+inline T __ldg(const T* p) {
+  emulator::read_only_access(p, sizeof(T));
+  return __ldcg(p);
+}
 
 // An atomic changes memory as others see it at once: there is one coherent memory.
 template <class T, class F>
 inline T atomically(T* p, F change) {
   emulator::touch();
+  const emulator::Unwatched word;
   const T old = *p;
   const T now = change(old);
   if (now != old) emulator::something_happened();
   *p = now;
   return old;
 }
-inline u32 atomicCAS(u32* p, u32 compare, u32 value) {
-  return atomically(p, [=](u32 old) { return old == compare ? value : old; });
+// A read-modify-write of a flag, relaxed or with release.
+template <class T, class F>
+inline T updated(T* p, F change, bool release) {
+  const T old = atomically(p, change);
+  emulator::released_at(p, release, true);
+  return old;
 }
-inline u32 atomicAdd(u32* p, u32 x) { return atomically(p, [=](u32 old) { return old + x; }); }
-inline u64 atomicAdd(u64* p, u64 x) { return atomically(p, [=](u64 old) { return old + x; }); }
-inline u32 atomicMax(u32* p, u32 x) { return atomically(p, [=](u32 old) { return old > x ? old : x; }); }
-inline u64 atomicMax(u64* p, u64 x) { return atomically(p, [=](u64 old) { return old > x ? old : x; }); }
+inline u32 atomicCAS(u32* p, u32 compare, u32 value) {
+  return updated(p, [=](u32 old) { return old == compare ? value : old; }, false);
+}
+inline u32 atomicAdd(u32* p, u32 x) { return updated(p, [=](u32 old) { return old + x; }, false); }
+inline u64 atomicAdd(u64* p, u64 x) { return updated(p, [=](u64 old) { return old + x; }, false); }
+inline u32 atomicMax(u32* p, u32 x) { return updated(p, [=](u32 old) { return old > x ? old : x; }, false); }
+inline u64 atomicMax(u64* p, u64 x) { return updated(p, [=](u64 old) { return old > x ? old : x; }, false); }
 inline void __threadfence_block() { emulator::touch(); }
-inline void __threadfence() { emulator::touch(); }
-inline void __threadfence_system() { emulator::touch(); }
+inline void __threadfence() { emulator::touch(), emulator::fence_threads(); }
+inline void __threadfence_system() { __threadfence(); }
 inline long long clock64() { return (long long)emulator::clock_now(); }
 
 // ---- words of a warp, always all 32 lanes; of a CTA
@@ -149,5 +160,6 @@ inline bool __all_sync(u32 mask, bool vote) { return __ballot_sync(mask, vote) =
 inline void __syncwarp(u32 mask = ~0u) {
   check_mask(mask, "__syncwarp");
   emulator::collective("__syncwarp", 0u, [](u32* const*) {});
+  emulator::lanes_met();
 }
 inline void __syncthreads() { emulator::named_barrier(0, emulator::cta().threads, true); }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from monodraft.hopper.emulator.build import build
+import torch
+
+from monodraft.hopper.emulator.build import RACES, build
 from monodraft.hopper.emulator.places import with_places
 from monodraft.hopper.geometry import THREADS, Geometry
 from monodraft.hopper.launch import Args, Captured
+from monodraft.hopper.workspace import Workspace
 
 Arguments: TypeAlias = Args | ctypes.Array
 
@@ -37,9 +40,22 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._run = ctypes.CDLL(str(path)).emulator_run
+        self._library = ctypes.CDLL(str(path))
+        self._run = self._library.emulator_run
         self._run.restype = ctypes.c_char_p
         self._run.argtypes = (ctypes.POINTER(Grid), ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+
+    def watch(self, arrays: Mapping[str, torch.Tensor]) -> None:
+        """In a build that looks for races: the arrays of global memory to look at, by the names of reports."""
+        self._watched = dict(arrays)  # the library keeps their addresses
+        addresses = [array.data_ptr() for array in arrays.values()]
+        count = len(addresses)
+        self._library.emulator_watch(
+            (ctypes.c_void_p * count)(*addresses),
+            (ctypes.c_uint64 * count)(*(array.nbytes for array in arrays.values())),
+            (ctypes.c_char_p * count)(*(name.encode() for name in arrays)),
+            count,
+        )
 
     def run(self, grids: Sequence[Grid], *, seed: int = 0, jump: int = 1) -> None:
         """Runs grids at once in one scheduler. `jump`: cycles that pass when nothing else can happen. EmulatorError."""
@@ -53,11 +69,13 @@ class Emulator:
     """A CPU in place of a GPU of `ctas` multiprocessors.
 
     `seed` 0 runs the warps round robin; another one draws the order of warps and lanes, where they lose their turn, and
-    when asynchronous copies read and land. `flags`: further ones of the C++ compiler.
+    when asynchronous copies read and land. `races`: look for accesses to shared memory and the workspace that nothing
+    orders (about ten times slower). `flags`: further ones of the C++ compiler.
     """
 
     ctas: int = 8
     seed: int = 0
+    races: bool = False
     flags: tuple[str, ...] = field(default=())
 
     def kernel(self, geometry: Geometry) -> EmulatedKernel:
@@ -82,8 +100,20 @@ class EmulatedKernel:
 
     def __init__(self, geometry: Geometry, emulator: Emulator) -> None:
         self.geometry, self.emulator = geometry, emulator
-        self.library = Library(build(geometry, flags=emulator.flags))
+        flags = (*emulator.flags, RACES) if emulator.races else emulator.flags
+        self.library = Library(build(geometry, flags=flags))
         self._recorded: _Recorded | None = None
+
+    def watch(self, workspaces: Sequence[Workspace]) -> None:
+        """Where the emulator looks for races: these are the workspaces that launches share."""
+        if self.emulator.races:
+            self.library.watch(
+                {
+                    f"rank {workspace.rank}'s {name}": buffer
+                    for workspace in workspaces
+                    for name, buffer in workspace.buffers.items()
+                }
+            )
 
     def launch(self, args: Arguments, *, dependent: bool) -> None:
         """Runs one launch; `args`: a block, or `rank_launch`'s of all rank groups. EmulatorError."""

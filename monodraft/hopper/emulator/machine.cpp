@@ -138,6 +138,7 @@ static void lane_entry() {
   if (!lane->copies.empty()) fail("a lane ended with %zu cp.async under way", lane->copies.size());
   something_happened();
   if (--own.left == 0) {
+    races_end_cta(own);
     if (own.flying) fail("a CTA ended with %u bulk copies under way", own.flying);
     release_next_launch(own);
     if (--own.grid->left == 0)
@@ -192,7 +193,7 @@ static bool start(Grid& grid, Cta& cta, size_t place) {
     warp.cta = &cta, warp.index = w, warp.ready = ~0u, warp.arrived = 0, warp.word = nullptr;
     for (u32 l = 0; l < LANES; l++) {
       Lane& lane = warp.lanes[l];
-      lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start", lane.polled = nullptr;
+      lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start", lane.polled = nullptr, lane.meetings = 0;
       lane.stack = stack_of(place * 1024 + lane.thread);
       if (!lane.stack) return false;
       *reinterpret_cast<u64*>(lane.stack) = CANARY;
@@ -200,6 +201,7 @@ static bool start(Grid& grid, Cta& cta, size_t place) {
       make_context(lane.context, lane.stack, STACK - l * 192, lane_entry);
     }
   }
+  races_start_cta(cta, u32(place));
   return true;
 }
 
@@ -335,9 +337,10 @@ const char* run(void (*kernel)(const void*), const Launch* launches, int count, 
     const Launch& l = launches[i];
     if (l.after < 0) places += l.ctas;
     Grid* previous = l.after < 0 ? nullptr : &grids[size_t(l.after)];
-    grids.push_back({l.arguments, l.ctas, l.threads, l.shared_bytes, l.ctas, 0, 0, previous, {}});
+    grids.push_back({l.arguments, l.ctas, l.threads, l.shared_bytes, l.ctas, 0, 0, previous, {}, {}});
   }
   ctas.resize(places);
+  races_start(u32(places), count ? launches[0].threads / LANES : 0);
   for (Cta& cta : ctas) cta.left = 0;
   guarded_schedule(jump);
   if (!failure.empty()) failure += all_described(ctas);

@@ -2,8 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <unordered_map>
 #include <vector>
 
+#include "races.h"
 #include "switch.h"
 
 namespace emulator {
@@ -38,6 +40,7 @@ struct Lane {
   bool woken;              // a wait on an mbarrier ended without its phase
   const void* polled;      // address and value of its last poll
   u32 polled_value;
+  u32 meetings;            // how often it has met the other lanes of its warp
   std::vector<Copy> copies;
 };
 
@@ -46,12 +49,19 @@ struct Warp {
   u32 index, ready, arrived;  // masks of lanes: able to run in this turn; in the word below
   const char* word;           // the collective word that lanes are gathering at
   void* operands[LANES];
+  u32 id;                     // in clocks
+  Clocks known, fenced, seen; // accesses known of; before its last fence; behind what it has read without acquire
   Lane lanes[LANES];
 };
 
 struct Barrier {
   u32 wanted, arrived;
+  Clocks gathered;
   std::vector<Lane*> waiting;
+};
+
+struct PhaseClocks {  // of an mbarrier: of the phase that runs, of those that are over
+  Clocks gathered, done;
 };
 
 struct Cta {
@@ -62,6 +72,8 @@ struct Cta {
   u8* shared;
   Barrier barriers[NAMED_BARRIERS];
   std::vector<Lane*> phase_waiters;
+  std::unordered_map<u32, PhaseClocks> phases;
+  u32 bulk_id, past_id;  // in clocks: its bulk copies, the CTAs that were at its place before
   std::vector<Warp> warps;
 };
 
@@ -72,6 +84,7 @@ struct Grid {
   u32 released;                           // CTAs that have let the next launch start, or ended
   Grid* previous;                         // the launch that this one depends on
   std::vector<Lane*> waiting;             // griddepcontrol.wait of the next launch
+  Clocks ended;
 };
 
 // The lane that runs. Every lane finds itself here again when it goes on.

@@ -44,21 +44,31 @@ inline uint4 load_matrix4(u32 a) { return load_matrices<false>("load_matrix4", a
 inline uint4 load_matrix4_transposed(u32 a) { return load_matrices<true>("load_matrix4_transposed", a); }
 
 // ---- global memory
-inline u32 observed(const char* word, const u32* p) {
-  emulator::poll(word, p, *const_cast<const volatile u32*>(p));
+inline u32 flag_at(const u32* p) {
+  const emulator::Unwatched word;
   return *const_cast<const volatile u32*>(p);
 }
-inline u32 load_relaxed(const u32* p) { return observed("load_relaxed", p); }
-inline u32 load_acquire(const u32* p) { return observed("load_acquire", p); }
-inline u32 load_acquire_system(const u32* p) { return observed("load_acquire_system", p); }
-inline void store_relaxed(u32* p, u32 x) { atomically(p, [=](u32) { return x; }); }
-inline void store_release_system(u32* p, u32 x) { atomically(p, [=](u32) { return x; }); }
-inline u32 add_release(u32* p, u32 x) { return atomicAdd(p, x); }
+inline u32 observed(const char* word, const u32* p, bool acquire) {
+  emulator::poll(word, p, flag_at(p));
+  const u32 value = flag_at(p);
+  emulator::acquired_at(p, acquire);
+  return value;
+}
+inline u32 load_relaxed(const u32* p) { return observed("load_relaxed", p, false); }
+inline u32 load_acquire(const u32* p) { return observed("load_acquire", p, true); }
+inline u32 load_acquire_system(const u32* p) { return observed("load_acquire_system", p, true); }
+inline void store_flag(u32* p, u32 x, bool release) {
+  atomically(p, [=](u32) { return x; });
+  emulator::released_at(p, release, false);
+}
+inline void store_relaxed(u32* p, u32 x) { store_flag(p, x, false); }
+inline void store_release_system(u32* p, u32 x) { store_flag(p, x, true); }
+inline u32 add_release(u32* p, u32 x) { return updated(p, [=](u32 old) { return old + x; }, true); }
 inline void copy_async16(u32 shared, const void* global) { emulator::copy_async(shared, global); }
 inline void copy_async_wait() { emulator::copy_async_wait(); }
 inline void prefetch_l2(const void*) {}
-inline void fence_bulk_global() { emulator::touch(); }
-inline void fence_bulk_shared() { emulator::touch(); }
+inline void fence_bulk_global() { emulator::touch(), emulator::fence_proxies(true); }
+inline void fence_bulk_shared() { emulator::touch(), emulator::fence_proxies(false); }
 
 // ---- mbarriers and bulk copies
 inline void phase_init(u32 bar, u32 arrivals) { emulator::phase_init(bar, arrivals); }
