@@ -15,13 +15,15 @@ from monodraft.reference.sampling import GREEDY_BELOW, gumbel
 UNIT, WAVES = 32, 8
 """Values of K that one bf16 matrix instruction sums, and waves that share a K axis."""
 
-IDS_AT_ONCE = 1 << 14
+IDS_AT_ONCE = 1 << 12
 """Ids whose weights are widened to float64 at a time."""
 
 
-def tile_roundings(depth: int) -> int:
-    """Roundings of a term of a bf16 tile: one an instruction of its wave's share of K, and one a wave added."""
-    return -(-depth // UNIT // WAVES) + WAVES - 1
+def tile_roundings(depth: int, unit: int = UNIT) -> int:
+    """Roundings of a term of a tile whose instructions sum `unit` values of K each: one an instruction of its wave's
+    share of K, and one a wave added; waves without a share add zeros."""
+    units = -(-depth // unit)
+    return -(-units // WAVES) + min(units, WAVES) - 1
 
 
 def row_roundings(parts: int) -> int:
@@ -31,7 +33,7 @@ def row_roundings(parts: int) -> int:
 
 def half_bf16(values: torch.Tensor) -> torch.Tensor:
     """Half a unit in the last place of bf16 at float64 `values`."""
-    return torch.ldexp(torch.ones_like(values), values.abs().frexp().exponent - 9)
+    return torch.ldexp(torch.ones_like(values), values.abs().clamp(min=2.0**-126).frexp().exponent - 9)
 
 
 def gumbel_error(noise: torch.Tensor) -> torch.Tensor:
