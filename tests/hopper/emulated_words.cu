@@ -76,6 +76,62 @@ INLINE void wrong(const Args& a, u32 warp, u32 lane) {
   }
 }
 
+// Exchanges with and without what orders them; in[0] says which. Data in shared memory or out[64..].
+INLINE void exchange(const Args& a, u32 warp, u32 lane) {
+  u32* shared = (u32*)dynamic;
+  u32* data = a.out + 64;
+  const u32 bar = shared_address(dynamic) + 2048, which = a.in[0];
+  const bool release = which != 6 && which != 7, acquire = which != 5 && which != 7;
+  switch (which) {
+    case 0: case 1:  // from warp 0 to warp 1
+      if (warp == 0) shared[lane] = 1;
+      if (which == 0) named_sync(1, 64);
+      if (warp == 1) a.out[lane] = shared[lane];
+      break;
+    case 2: case 3:  // between lanes of a warp
+      if (warp) break;
+      shared[lane] = 1;
+      if (which == 2) __syncwarp();
+      a.out[lane] = shared[lane ^ 1];
+      break;
+    case 4: case 5: case 6: case 7: case 8:  // from CTA 0 to CTA 1 by a flag; 7: with fences instead, 8: by way of __ldg
+      if (threadIdx.x) break;
+      if (blockIdx.x == 0) {
+        data[0] = 1;
+        if (which == 7) __threadfence();
+        if (release) add_release(a.counter, 1);
+        else atomicAdd(a.counter, 1u);
+      } else {
+        while (!(acquire ? load_acquire(a.counter) : load_relaxed(a.counter))) {}
+        if (which == 7) __threadfence();
+        a.out[0] = which == 8 ? __ldg(data) : data[0];
+      }
+      break;
+    case 9: case 10: case 11:  // a bulk copy of what this lane has stored, over what it has stored
+      if (threadIdx.x) break;
+      phase_init(bar, 1);
+      *(uint4*)data = make_uint4(1, 1, 1, 1);
+      store_shared16(shared_address(dynamic), make_uint4(0, 0, 0, 0));
+      if (which != 10) fence_bulk_global();
+      if (which != 11) fence_bulk_shared();
+      phase_expect(bar, 16);
+      bulk_copy(shared_address(dynamic), data, 16, bar);
+      while (!phase_try(bar, 0)) {}
+      a.out[0] = shared[0];
+      break;
+    case 12:  // what a copy brought, read by a lane that did not wait for it
+      if (threadIdx.x == 0) phase_init(bar, 1);
+      named_sync(1, 64);
+      if (threadIdx.x == 0) {
+        phase_expect(bar, 16);
+        bulk_copy(shared_address(dynamic), a.in, 16, bar);
+        while (!phase_try(bar, 0)) {}
+      }
+      if (threadIdx.x == 32) a.out[0] = shared[0];
+      break;
+  }
+}
+
 extern "C" __global__ void draft_step(const __grid_constant__ Args a) {
   const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   switch ((u32)a.mode) {
@@ -131,6 +187,7 @@ extern "C" __global__ void draft_step(const __grid_constant__ Args a) {
       wait_previous_launch();
       if (thread == 0) a.out[blockIdx.x] = load_relaxed(a.counter);
       break;
+    case 13: exchange(a, warp, lane); break;
     default: wrong(a, warp, lane);
   }
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from emulated import MARKS
 
-from monodraft.hopper.emulator.build import library, sources
+from monodraft.hopper.emulator.build import RACES, library, sources
 from monodraft.hopper.emulator.kernel import EmulatorError, Grid, Library
 
 pytestmark = MARKS
@@ -26,12 +26,28 @@ def words() -> Library:
     return Library(library(sources(source), [], "the words"))
 
 
+@pytest.fixture(scope="module")
+def watched_words() -> Library:
+    source = (Path(__file__).parent / "emulated_words.cu").read_text()
+    return Library(library(sources(source), [RACES], "the words, with a look for races,"))
+
+
 def run(
-    words: Library, mode: int, given: np.ndarray, out: int, *, seed: int = 0, threads: int = 32, ctas: int = 1
+    words: Library,
+    mode: int,
+    given: np.ndarray,
+    out: int,
+    *,
+    seed: int = 0,
+    threads: int = 32,
+    ctas: int = 1,
+    watched: bool = False,
 ) -> np.ndarray:
     """Runs a mode of emulated_words.cu; `out` words, zero at the start."""
     aligned = torch.from_numpy(np.ascontiguousarray(given).view(np.uint8).copy())
     result, counter = torch.zeros(out, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    if watched:
+        words.watch({"the output": result})
     args = Args(aligned.data_ptr(), result.data_ptr(), counter.data_ptr(), mode)
     words.run([Grid(ctypes.addressof(args), ctas, threads, 4096, -1)], seed=seed, jump=1000)
     return result.numpy().view(np.uint32)
@@ -170,3 +186,42 @@ def test_grids_run_side_by_side_or_in_a_chain(words: Library) -> None:
         chain = [Args(0, out[i].data_ptr(), counter.data_ptr(), mode) for i, mode in enumerate((11, 12))]
         words.run([Grid(ctypes.addressof(block), 3, 32, 4096, i - 1) for i, block in enumerate(chain)], seed=seed)
         assert out[1].tolist() == [3] * 3
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("which", "race"),
+    [
+        (0, ""),
+        (1, "a (read after a write|write after a read), shared memory"),
+        (2, ""),
+        (3, "a (read after a write|write after a read), shared memory"),
+        (4, ""),
+        (5, "a read after a write, the output at byte 256"),
+        (6, "a read after a write, the output at byte 256"),
+        (7, ""),
+        (8, "__ldg of what the same launch writes, the output at byte 256"),
+        (9, ""),
+        (10, "a bulk copy's read after a write, without a fence .*, the output at byte 256"),
+        (11, "a bulk copy over a write, without a fence .*, shared memory"),
+        (12, "a (read after a write|bulk copy over a read), |"),
+    ],
+)
+def test_what_nothing_orders_is_a_race(watched_words: Library, which: int, race: str, seed: int) -> None:
+    def go() -> None:
+        run(
+            watched_words,
+            13,
+            np.full(4, which, np.uint32),
+            72,
+            seed=seed,
+            threads=64,
+            ctas=1 + (4 <= which <= 8),
+            watched=True,
+        )
+
+    if not race:
+        go()
+        return
+    with pytest.raises(EmulatorError, match=f"race: {race}"):
+        go()

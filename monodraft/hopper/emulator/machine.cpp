@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -31,6 +32,8 @@ static u32 first_lane;    // the turn starts at this lane
 static bool busy;         // a warp lost its turn while it could have gone on
 static u64 events, now, state;
 static bool random_order;
+static Lane* failed;      // in `fail`
+static bool stuck;        // no lane failed, but none can go on
 static void (*entry_point)(const void*);
 static std::string failure;
 
@@ -125,8 +128,10 @@ void fail(const char* format, ...) {
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
   failure = text;
-  if (current) failure += described(*current);
-  switch_context(current->context, scheduler);
+  Lane& lane = *current;
+  failure += described(lane);
+  failed = &lane;
+  switch_context(lane.context, scheduler);
   __builtin_unreachable();
 }
 
@@ -287,6 +292,7 @@ static void schedule(u64 jump) {
     }
     if (events != before) idle = jumps = 0;
     else if (!busy && !let_time_pass(jump, idle, jumps)) {
+      stuck = true;
       failure = jumps > IDLE_JUMPS ? "livelock: all warps poll for what never comes" : "deadlock: no warp can go on";
       return;
     }
@@ -295,11 +301,15 @@ static void schedule(u64 jump) {
 
 // ---- a stray access of plain C++ code ends the launch, not the process
 static sigjmp_buf stray;
-static void on_fault(int, siginfo_t* info, void*) {
+static void on_fault(int, siginfo_t* info, void* context) {
   char text[96];
   snprintf(text, sizeof text, "an access to %p, where no array lies", info->si_addr);
   failure = text;
   failure += described(*current);
+#if defined(__x86_64__)
+  snprintf(text, sizeof text, " @%p", (void*)(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] + 1));
+  failure += text;
+#endif
   siglongjmp(stray, 1);
 }
 
@@ -329,7 +339,7 @@ struct Launch {
 const char* run(void (*kernel)(const void*), const Launch* launches, int count, u64 seed, u64 jump) {
   entry_point = kernel;
   random_order = seed != 0, state = seed;
-  failure.clear();
+  failure.clear(), stuck = false, failed = nullptr;
   grids.clear(), ctas.clear();
   forget_copies();
   size_t places = 0;
@@ -343,7 +353,8 @@ const char* run(void (*kernel)(const void*), const Launch* launches, int count, 
   races_start(u32(places), count ? launches[0].threads / LANES : 0);
   for (Cta& cta : ctas) cta.left = 0;
   guarded_schedule(jump);
-  if (!failure.empty()) failure += all_described(ctas);
+  if (failed) failure += place(*failed);
+  if (stuck) failure += all_described(ctas);
   current = nullptr;
   ctas.clear();
   return failure.empty() ? nullptr : failure.c_str();
