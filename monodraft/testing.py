@@ -17,7 +17,9 @@ from monodraft.checkpoint.config import Activation, DraftConfig, Family, MarkovK
 from monodraft.checkpoint.dialects import gemma4, minimax, qwen3
 from monodraft.checkpoint.layout import LINEARS, tensor_specs
 from monodraft.checkpoint.loading import assemble
-from monodraft.checkpoint.saving import save_drafter
+from monodraft.checkpoint.reading import CONFIG
+from monodraft.checkpoint.saving import named_tensors, save_drafter
+from monodraft.checkpoint.stored import SINGLE
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.formats import mxfp8_torch
 
@@ -81,9 +83,20 @@ def random_config(family: Family | str = Family.MINIMAX_M31, **overrides: Any) -
     return DraftConfig(**(facts | sizes))
 
 
-def random_weights(config: DraftConfig, seed: int = 0, mxfp8: bool | None = None) -> DraftWeights:
+def nvidia_m3_config(**overrides: Any) -> DraftConfig:
+    """A small drafter as nvidia/MiniMax-M3-DSpark is one: a Qwen3 layer, block 8, a window in every layer (64), groups
+    of 2 query heads. `overrides` as in `random_config`."""
+    layers = overrides.get("num_layers", 2)
+    facts = {"block_size": 8, "num_heads": 16, "num_kv_heads": 8, "windows": (64,) * layers}
+    return random_config(Family.QWEN3, **(facts | overrides))
+
+
+def random_weights(
+    config: DraftConfig, seed: int = 0, mxfp8: bool | None = None, dtype: torch.dtype = torch.bfloat16
+) -> DraftWeights:
     """Weights for `config`, the same for the same seed. All families get an embedding and an LM head (as `load_drafter`
-    returns them). `mxfp8`: whether the seven linears are Mxfp8Matrix; None is what the config says.
+    returns them). `mxfp8`: whether the seven linears are Mxfp8Matrix; None is what the config says. `dtype` of all
+    other tensors: bfloat16, or float32 with all its bits in use.
     """
     generator = torch.Generator().manual_seed(seed)
     quantised = config.mxfp8_linears if mxfp8 is None else mxfp8
@@ -104,7 +117,7 @@ def random_weights(config: DraftConfig, seed: int = 0, mxfp8: bool | None = None
         if quantised and role in LINEARS:
             tensors[spec.role], tensors[f"{spec.role}.scales"] = mxfp8_torch.encode(value.bfloat16())
         else:
-            tensors[spec.role] = value.bfloat16()
+            tensors[spec.role] = value.to(dtype)
     return assemble(config, tensors)
 
 
@@ -114,6 +127,18 @@ def write_checkpoint(folder: str | Path, config: DraftConfig, weights: DraftWeig
     to take them from."""
     total = sum(t.nbytes for t in (weights.fc, weights.markov_w1, weights.markov_w2))
     save_drafter(folder, config, weights, max_shard_size=total if sharded else None)
+
+
+def write_modelopt_checkpoint(folder: str | Path, config: DraftConfig, weights: DraftWeights) -> None:
+    """A folder as ModelOpt exports it (nvidia/MiniMax-M3-DSpark): block facts and window under `dflash_config`, the
+    embedding in bf16 and everything else in the dtype of `weights`, no LM head: `write_target` makes a folder for it.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = named_tensors(config, replace(weights, embed=weights.embed.bfloat16()))
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(qwen3.write_modelopt(config), indent=2) + "\n")
 
 
 def write_target(folder: str | Path, config: DraftConfig, weights: DraftWeights, tied: bool = False) -> None:
@@ -131,5 +156,5 @@ def write_target(folder: str | Path, config: DraftConfig, weights: DraftWeights,
     tensors = {"model.embed_tokens.weight": weights.embed.clone()}
     if not tied:
         tensors["lm_head.weight"] = weights.lm_head.clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n")
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(facts, indent=2) + "\n")

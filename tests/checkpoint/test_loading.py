@@ -1,6 +1,7 @@
 """`load_drafter`: bits as saved, embeddings from the target, mismatched targets, NaN, memory mapping."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +16,14 @@ from monodraft.checkpoint.loading import disassemble
 from monodraft.checkpoint.weights import DraftWeights, Mxfp8Matrix
 from monodraft.errors import CheckpointError
 from monodraft.formats import mxfp8_torch
-from monodraft.testing import random_config, random_weights, write_checkpoint, write_target
+from monodraft.testing import (
+    nvidia_m3_config,
+    random_config,
+    random_weights,
+    write_checkpoint,
+    write_modelopt_checkpoint,
+    write_target,
+)
 
 pytestmark = pytest.mark.numbers
 
@@ -238,3 +246,13 @@ def test_a_truncated_file_is_found_before_anything_is_mapped(tmp_path: Path) -> 
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="truncated"):
         load_drafter(drafter, target)
+
+
+def test_a_modelopt_export_is_float32_with_the_target_s_lm_head(tmp_path: Path) -> None:
+    config = nvidia_m3_config(hidden_size=128, ffn_size=256)
+    weights = random_weights(config, dtype=torch.float32)
+    write_modelopt_checkpoint(tmp_path / "drafter", config, weights)
+    write_target(tmp_path / "target", config, weights)
+    loaded, found = load_drafter(tmp_path / "drafter", tmp_path / "target")
+    assert loaded == replace(config, ships_embeddings=False)
+    assert same_bits(found, replace(weights, embed=weights.embed.bfloat16()))

@@ -147,10 +147,9 @@ def write_head(config: DraftConfig) -> dict[str, Any]:
     return facts
 
 
-def write(config: DraftConfig) -> dict[str, Any]:
-    """The config as DeepSpec writes it (as MiniCPM5's vendor does for that family), for `json.dump`."""
-    sliding = next((window for window in config.windows if window is not None), None)
-    facts: dict[str, Any] = {
+def write_backbone(config: DraftConfig) -> dict[str, Any]:
+    """What all packagings say about the layers, in transformers' words."""
+    return {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         "attention_bias": False,
@@ -166,9 +165,21 @@ def write(config: DraftConfig) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_positions,
         "layer_types": ["full_attention" if window is None else "sliding_attention" for window in config.windows],
-        "sliding_window": sliding,
-        "use_sliding_window": sliding is not None,
+        "sliding_window": widest(config),
         "tie_word_embeddings": False,
+    }
+
+
+def widest(config: DraftConfig) -> int | None:
+    """The window of the layers that slide, None where none does."""
+    return next((window for window in config.windows if window is not None), None)
+
+
+def write(config: DraftConfig) -> dict[str, Any]:
+    """The config as DeepSpec writes it (as MiniCPM5's vendor does for that family), for `json.dump`."""
+    facts: dict[str, Any] = {
+        **write_backbone(config),
+        "use_sliding_window": widest(config) is not None,
         "torch_dtype": "bfloat16",
         **write_head(config),
         **write_mxfp8(config),
@@ -179,3 +190,30 @@ def write(config: DraftConfig) -> dict[str, Any]:
     else:
         facts["rope_theta"] = config.rope_theta
     return facts
+
+
+def write_modelopt(config: DraftConfig) -> dict[str, Any]:
+    """The config as ModelOpt exports it (nvidia/MiniMax-M3-DSpark), for `json.dump`; its confidence head, where there
+    is one, sees the Markov embedding."""
+    window = widest(config)
+    exported: dict[str, Any] = {
+        "block_size": config.block_size,
+        "causal": False,
+        "markov_head_type": str(config.markov),
+        "markov_rank": config.markov_rank,
+        "mask_token_id": config.mask_token_id,
+        "num_target_layers": config.num_target_layers,
+        "projector_type": "dspark",
+        "target_layer_ids": list(config.target_layer_ids),
+        "use_confidence_head": config.has_confidence,
+        "use_swa": window is not None,
+    }
+    if window is not None:
+        exported["swa_window_size"] = window
+    return {
+        **write_backbone(config),
+        "dflash_config": exported,
+        "rope_theta": config.rope_theta,
+        "torch_dtype": "float32",
+        **write_mxfp8(config),
+    }
