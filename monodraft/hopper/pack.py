@@ -94,7 +94,7 @@ def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def stacked(*matrices: Matrix) -> Matrix:
-    """Several matrices one above another; all MXFP8 or all bf16."""
+    """Several matrices one above another; all MXFP8 or all of one float type."""
     quantised = [m for m in matrices if isinstance(m, Mxfp8Matrix)]
     if quantised:
         assert len(quantised) == len(matrices), "a layer's linears have one format"
@@ -112,14 +112,15 @@ def gate_up(gate: Matrix, up: Matrix) -> Matrix:
 
 
 def pack_linear(matrix: Matrix, *, mxfp8: bool, name: str) -> torch.Tensor:
-    """A layer linear in the build's format: bf16 is quantised (RCEIL), MXFP8 kept; or MXFP8 widened to bf16 exactly."""
+    """A layer linear in the build's format: floats are quantised (RCEIL), MXFP8 kept; or MXFP8 widened to bf16 exactly,
+    float32 rounded to it."""
     if mxfp8:
         return pack_mxfp8(matrix if isinstance(matrix, Mxfp8Matrix) else Mxfp8Matrix(*mxfp8_torch.encode(matrix)), name)
     if isinstance(matrix, Mxfp8Matrix):
         matrix = mxfp8_torch.decode(matrix.elements, matrix.scales).to(torch.bfloat16)
-    return pack_bf16(matrix, multiple(matrix.shape[1], 256))
+    return pack_bf16(matrix.to(torch.bfloat16), multiple(matrix.shape[1], 256))
 
 
 def pack_outer(matrix: torch.Tensor, k: int) -> torch.Tensor:
-    """A bf16 linear outside the layers (fc, LM head, Markov), K padded to `k`."""
+    """A linear outside the layers (fc, LM head, Markov) in bf16, K padded to `k`."""
     return pack_bf16(matrix.to(torch.bfloat16), k)

@@ -53,7 +53,8 @@ def _moved(matrix: Matrix, device: torch.device) -> Matrix:
 
 
 def _factor(config: DraftConfig, weight: torch.Tensor, size: int, device: torch.device) -> torch.Tensor:
-    factor = weight.to(device, torch.float32)
+    """What a norm multiplies by, of a weight in bf16: one shipped in float32 is rounded, as all weights but biases."""
+    factor = weight.to(device, torch.bfloat16).float()
     factor = 1.0 + factor if config.norm is Norm.GEMMA else factor
     return torch.nn.functional.pad(factor, (0, size - len(factor)))
 
@@ -105,7 +106,7 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
     packed["markov_scan"] = pack.pack_mxfp8(scanned, "markov_w2")
     slack = scan_slack(w2, scanned)
     # Rounded up: the squares are exact in float32 for bf16, their sum and the root lose less than 2^-16.
-    lengths = weights.markov_w1.to(device, torch.float32).norm(dim=1) * (1 + 2.0**-12)
+    lengths = weights.markov_w1.to(device, torch.bfloat16).float().norm(dim=1) * (1 + 2.0**-12)
     context = [_moved(part, device) for layer in weights.layers for part in (layer.k, layer.v)]
     packed["context_kv"] = pack.pack_linear(pack.stacked(*context), mxfp8=mxfp8, name="k and v of all layers")
     norms = {"hidden": weights.hidden_norm, "final": weights.final_norm}
@@ -117,7 +118,7 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
         heads += [_factor(c, layer.q_norm, c.head_dim, device), _factor(c, layer.k_norm, c.head_dim, device)]
     confidence = torch.zeros(geometry.hidden_padded + geometry.rank_padded + 1, dtype=torch.float32, device=device)
     if weights.confidence_weight is not None and weights.confidence_bias is not None:
-        row = weights.confidence_weight.to(device, torch.float32)[0]
+        row = weights.confidence_weight.to(device, torch.bfloat16).float()[0]
         confidence[: c.hidden_size] = row[: c.hidden_size]
         if c.confidence_with_markov:
             confidence[geometry.hidden_padded :][: c.markov_rank] = row[c.hidden_size :]

@@ -19,8 +19,9 @@ class RmsNorm:
     """x * rstd * w over the last axis, or x * rstd * (1 + w) for Gemma; `weight` None leaves the factor out.
 
     In float32: the sum of squares is exact and rounded once, divided by n, plus eps, rstd its reciprocal root (each
-    operation rounded); the result is (x * rstd) * factor, with 1 + w formed in float32. Not rounded to bf16: callers
-    round where their contract says.
+    operation rounded); the result is (x * rstd) * factor, with 1 + w formed in float32. A weight shipped in float32 is
+    rounded to bf16 first, as all weights but biases are. The result is not rounded: callers round where their contract
+    says.
     """
 
     weight: torch.Tensor | None
@@ -34,5 +35,5 @@ class RmsNorm:
         y = x * rstd[..., None]
         if self.weight is None:
             return y
-        weight = numerics.widened(self.weight)
+        weight = numerics.widened(numerics.stored(self.weight))
         return y * (1.0 + weight if self.kind is Norm.GEMMA else weight)

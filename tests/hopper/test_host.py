@@ -7,6 +7,7 @@ from hopper_shapes import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monodraft.checkpoint.loading import assemble, disassemble
 from monodraft.checkpoint.weights import Mxfp8Matrix
 from monodraft.errors import InputError, StepFailed, UnsupportedCheckpoint
 from monodraft.formats import mxfp8_torch
@@ -173,6 +174,20 @@ def test_stage_table_points_into_weights_and_buffers(workspace: Workspace) -> No
                 assert record.rotation < g.grid
                 assert stage.name != "lm_head" or record.rotation == 0
     assert packed.bytes > 0
+
+
+def test_float32_weights_are_packed_as_their_bf16(workspace: Workspace) -> None:
+    """nvidia/MiniMax-M3-DSpark ships float32; biases alone stay what they are."""
+    g = Geometry.choose(workspace.geometry.config, rows=16, mxfp8=False)
+    roles = disassemble(random_weights(g.config, mxfp8=False, dtype=torch.float32))
+    rounded = {role: value if role.endswith("bias") else value.bfloat16() for role, value in roles.items()}
+    ours, wanted = (pack_weights(g, assemble(g.config, each), "cpu") for each in (roles, rounded))
+    for name, value in wanted.packed.items():
+        assert torch.equal(ours.packed[name], value), name
+    for name, value in wanted.norms.items():
+        assert torch.equal(ours.norms[name], value), name
+    for field in ("head_norms", "confidence", "embed", "w1", "w1_lengths"):
+        assert torch.equal(getattr(ours, field), getattr(wanted, field)), field
 
 
 @pytest.mark.parametrize("skew", ["gauss", "one large", "tiny", "same"])

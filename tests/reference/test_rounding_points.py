@@ -47,7 +47,8 @@ def once(function: Any, x: Floats) -> Floats:
 def normed(x: Floats, weight: torch.Tensor, config: DraftConfig) -> Floats:
     mean = np.square(x.astype(F64)).sum(-1).astype(F32) / F32(x.shape[-1])
     rstd = once(lambda v: 1 / np.sqrt(v), mean + F32(config.rms_norm_eps))
-    factor = wide(weight) + F32(1) if config.norm is Norm.GEMMA else wide(weight)
+    shipped = bf16(wide(weight))
+    factor = shipped + F32(1) if config.norm is Norm.GEMMA else shipped
     return x * rstd[..., None] * factor
 
 
@@ -78,9 +79,11 @@ def attended(q: Floats, k: Floats, v: Floats, window: int | None, config: DraftC
 
 @pytest.mark.parametrize("numerics", SIXTEEN_BIT)
 @pytest.mark.parametrize("family", [Family.MINIMAX_M31, Family.QWEN3])
-def test_stages_round_where_the_contract_says(family: Family, numerics: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])
+def test_stages_round_where_the_contract_says(family: Family, numerics: str, dtype: torch.dtype) -> None:
+    """Also of weights shipped in float32, as nvidia's are: all are bf16 (or MXFP8) before anything is multiplied."""
     config = small_config(family, windows=(6, None))
-    weights = random_weights(config, seed=7, mxfp8=False)
+    weights = random_weights(config, seed=7, mxfp8=False, dtype=dtype)
     drafter = ReferenceDrafter(config, weights, numerics)
     with drafter.recording() as record:
         start(drafter, 0, random_features(config, LENGTH))
