@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from both import Both
+from checkpoints import Release, released
 from drafts import CTAS, Case, Conversation, compare, drafters, outputs
 
 import monodraft.executor as ex
@@ -12,6 +16,7 @@ from monodraft.checkpoint.config import Family, MarkovKind
 from monodraft.drafter import Anchor, ContextRows
 from monodraft.hosts.executor_drafter import ExecutorDrafter
 from monodraft.plan.shape import AllReduce
+from monodraft.reference import ReferenceDrafter
 from monodraft.testing import random_weights
 
 pytestmark = pytest.mark.executed
@@ -47,6 +52,20 @@ def test_drafts_are_the_reference_s() -> None:
 def test_drafts_of_every_family_and_rank_count(case: Case) -> None:
     outcome = compare(case, rounds=6)
     print(f"{case}: {outcome.compared} compared, near ties {outcome.near_ties}, error {outcome.error:.1e}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("release", list(Release))
+def test_drafts_of_every_release_as_its_vendor_writes_it(release: Release, ranks: int, tmp_path: Path) -> None:
+    """Config, names and dtypes of the vendor's own folder, nvidia's float32 among them."""
+    config, weights = released(release, tmp_path)
+    executed = ExecutorDrafter(config, weights, ranks=ranks, ctas=CTAS, positions=512, schedule=ex.Schedule.random)
+    both = Both(executed, ReferenceDrafter(config, weights, "mxfp8", ranks=ranks), weights)
+    conversation = Conversation((both,), executed.shape.requests)
+    for _ in range(4):
+        conversation.turn()
+    print(f"{release} on {ranks} ranks: {both.outcome}")
 
 
 @pytest.mark.slow
