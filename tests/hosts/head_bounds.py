@@ -80,13 +80,14 @@ class Heads:
         tiles = zip(self.weights.lm_head.split(IDS_AT_ONCE), self.weights.markov_w2.split(IDS_AT_ONCE), strict=True)
         return concatenated([dot(rows, w, above).bf16() + dot(markov, w2, below).bf16() for w, w2 in tiles], 1)
 
-    def markov_rows(self, block: Block) -> Interval:
-        """What w2 is multiplied by, bf16 [g, r]: the w1 row of the id before, or what a gate or an rnn makes of it."""
+    def markov_rows(self, block: Block, above: Interval | None = None) -> Interval:
+        """What w2 is multiplied by, bf16 [g, r]: the w1 row of the id before, or what a gate or an rnn makes of it.
+        `above`: the inner linear's sums of the rows, where they are known."""
         e = Interval.of(self.weights.markov_w1[block.previous])
         if self.config.markov is MarkovKind.VANILLA:
             return e
-        columns, serial, bias = self._inner()
-        above = dot(Interval.of(block.rows), columns, tile_roundings(columns.shape[-1]))
+        _, serial, bias = self._inner()
+        above = self.inner_sums(block.rows) if above is None else above
         roundings = serial.shape[-1] // UNIT
         if self.config.markov is MarkovKind.GATED:
             inner = (above + dot(e, serial, roundings) + bias).bf16()
@@ -100,6 +101,11 @@ class Heads:
             state = (gate * state + (-gate + 1.0) * tanh(inner[r : 2 * r])).bf16()
             found.append(tanh(inner[2 * r :]).bf16())
         return stacked(found)
+
+    def inner_sums(self, rows: torch.Tensor) -> Interval:
+        """Inner linear of final rows (bf16 as float64 [g, H]), float32: its columns for the hidden row, no bias yet."""
+        columns, _, _ = self._inner()
+        return dot(Interval.of(rows), columns, tile_roundings(columns.shape[-1]))
 
     def _inner(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Inner linear's columns for the hidden row and for the serial input, and its bias (`DraftWeights`)."""

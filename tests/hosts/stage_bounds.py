@@ -18,7 +18,7 @@ from left_behind import Launch, decoded, mx_values
 
 from monodraft.checkpoint.config import Activation, Norm
 from monodraft.formats import mxfp8_torch
-from monodraft.plan.shape import CHUNK
+from monodraft.plan.shape import CHUNK, TILE
 from monodraft.reference.numerics import select
 from monodraft.reference.rope import Rope
 
@@ -327,12 +327,33 @@ def lm_head(found: Found, rank: int) -> None:
     found.check("lm_head", rank, tiles.permute(1, 0, 2).flatten(1)[:, : shape.vocab], wanted.bf16())
 
 
+def inner(found: Found, rank: int) -> None:
+    """The gated and rnn heads' inner linear of the final rows, float32."""
+    launch, shape = found.launch, found.launch.shape
+    if shape.inner_rows:
+        wanted = Heads(shape.config, launch.weights).inner_sums(launch.array(rank, "final", shape.rows))
+        wanted.check(inner_sums(launch, rank), f"inner of rank {rank}")
+
+
+def inner_sums(launch: Launch, rank: int) -> torch.Tensor:
+    """What `inner` left, [row][inner row]."""
+    shape = launch.shape
+    return launch.array(rank, "inner", shape.inner_rows // TILE)[:, : shape.rows].permute(1, 0, 2).flatten(1)
+
+
 def markov(found: Found, rank: int) -> None:
-    """Logits: base plus the bias of the token before, along the kernel's own chain."""
+    """Logits: base plus the bias of the token before, along the kernel's own chain and from its own `inner` sums."""
     launch, shape = found.launch, found.launch.shape
     rows = launch.array(rank, "final", shape.rows).split(shape.block)
     heads = Heads(shape.config, launch.weights)
-    inputs = concatenated([heads.markov_rows(Block(*both)) for both in zip(rows, launch.previous(), strict=True)], 0)
+    sums = inner_sums(launch, rank).split(shape.block) if shape.inner_rows else [None] * len(rows)
+    inputs = concatenated(
+        [
+            heads.markov_rows(Block(own, previous), None if above is None else Interval.of(above))
+            for own, previous, above in zip(rows, launch.previous(), sums, strict=True)
+        ],
+        0,
+    )
     bias = dot(inputs, launch.shards[rank].markov_w2, shape.markov_rank // UNIT).bf16()
     base = launch.array(rank, "base", shape.vocab_tiles)[:, : shape.rows].permute(1, 0, 2).flatten(1)
     found.check(
@@ -360,8 +381,8 @@ def confidence(found: Found, rank: int) -> None:
 
 
 STAGES: tuple[Callable[[Found, int], None], ...] = (
-    fc, context_norm, context_kv, pool, qkv, attention, o, all_reduce, gate_up, down, final_norm, lm_head, markov,
-    choice, confidence,
+    fc, context_norm, context_kv, pool, qkv, attention, o, all_reduce, gate_up, down, final_norm, lm_head, inner,
+    markov, choice, confidence,
 )  # fmt: skip
 
 
