@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from monodraft.checkpoint import save_drafter
 from monodraft.checkpoint.config import DraftConfig
+from monodraft.errors import Fault, InputError, MonodraftError
 from monodraft.training.acceptance import greedy_texts, measure_acceptance
 from monodraft.training.configs import minimax_m31_config, qwen3_config
 from monodraft.training.corpus import read_corpus
@@ -30,6 +32,9 @@ from monodraft.training.target_model import TargetRecipe, bits_per_byte, train_t
 from monodraft.training.text import TokenizedText, held_out_prompts, tokenize
 from monodraft.training.train_drafter import DrafterRecipe, mixed_batches, train_drafter
 from monodraft.training.vocabulary import train_tokenizer
+
+PARTS = ("target", "drafter", "drafter-qwen3", "prompts.json", "training.json")
+"""What is written."""
 
 START = time.monotonic()
 
@@ -90,16 +95,39 @@ def train_and_write_drafter(
     }
 
 
+def usable_device(name: str) -> torch.device:
+    """The torch device of that name. Raises `InputError` with the reason where this machine does not have it."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            "the device cannot be used", [Fault("--device", f"{name}: {reason}", "cuda or cpu")]
+        ) from error
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of the pair. Raises `InputError` where it cannot be, or holds a part of a pair already."""
+    there = [name for name in PARTS if (out / name).exists()]
+    if there:
+        raise InputError("the folder holds a pair", [Fault(str(out), ", ".join(there), "none of them")])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("cannot write", [Fault(str(out), error.strerror or str(error), "a folder")]) from error
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write; must not hold a pair yet.")],
     stdlib: Annotated[Path | None, typer.Option(help="Sources to train on; default: this Python's library.")] = None,
-    target_steps: Annotated[int, typer.Option(help="Steps of the target.")] = TargetRecipe.steps,
-    drafter_steps: Annotated[int, typer.Option(help="Steps of the M3.1 drafter.")] = DrafterRecipe.steps,
-    sibling_steps: Annotated[int, typer.Option(help="Steps of the Qwen3 drafter; 0 leaves it out.")] = 1788,
+    target_steps: Annotated[int, typer.Option(help="Steps of the target.", min=1)] = TargetRecipe.steps,
+    drafter_steps: Annotated[int, typer.Option(help="Steps of the M3.1 drafter.", min=1)] = DrafterRecipe.steps,
+    sibling_steps: Annotated[int, typer.Option(help="Steps of the Qwen3 drafter; 0 leaves it out.", min=0)] = 1788,
     device: Annotated[str, typer.Option(help="Torch device.")] = "cuda",
 ) -> None:
     """Train the target and its drafters on the sources of Python's standard library."""
-    where = torch.device(device)
+    where = usable_device(device)
+    make_folder(out)
     torch.backends.cuda.matmul.allow_tf32 = True
     recipe = TargetRecipe(steps=target_steps)
     sources = read_corpus(stdlib)
@@ -107,7 +135,6 @@ def main(
     text = tokenize(sources, tokenizer)
     say(f"{len(sources)} files, {len(text.train):,} training tokens, {len(text.held_out)} files held out")
 
-    out.mkdir(parents=True, exist_ok=True)
     (out / "prompts.json").write_text(json.dumps(held_out_excerpts(sources), indent=1) + "\n")
     target, target_facts = train_and_write_target(text, recipe, tokenizer, out / "target", where)
     stream = text.train.to(where)
@@ -139,4 +166,8 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except MonodraftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
