@@ -8,7 +8,7 @@ import torch
 
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
-from monodraft.drafter import Anchor, ContextRows
+from monodraft.drafter import Anchor, ContextRows, Drafter
 from monodraft.errors import StepFailed
 from monodraft.hopper.bench.kernels import features
 from monodraft.hopper.drafter import HopperDrafter
@@ -39,18 +39,45 @@ def pair_of(
     return ours, theirs
 
 
+def committed(drafter: Drafter, lengths: list[int], device: torch.device | str) -> list[Anchor]:
+    """Opens and fills a request for every length; where to draft from."""
+    generator = torch.Generator().manual_seed(5)
+    anchors, config = [], drafter.config
+    for request, length in enumerate(lengths):
+        drafter.open(request)
+        drafter.commit([ContextRows(request, 0, features(config, length, request, device))])
+        anchors.append(Anchor(request, int(torch.randint(0, config.vocab_size, (), generator=generator)), length))
+    return anchors
+
+
+def noise(config: DraftConfig, weights: DraftWeights, lengths: list[int], device: str = "cuda") -> dict[str, float]:
+    """Relative error of every stage of `stages` that roundings to bf16 make: the reference in bf16 against itself in
+    float64, worst over the layers. Kernels that round at the same places, but otherwise, are as far from either."""
+    records, pools = [], []
+    for numerics in ("bf16", "exact"):
+        drafter = ReferenceDrafter(config, weights, numerics, device=device, max_requests=4)
+        anchors = committed(drafter, lengths, device)
+        with drafter.recording() as record:
+            drafter.propose(anchors)
+        records.append(record)
+        pools.append([drafter.pool.read(r, i, 0) for r in range(len(lengths)) for i in range(config.num_layers)])
+    found: dict[str, float] = {}
+    pairs = [(name.rpartition("layer")[2].lstrip("0123456789."), *(r[name] for r in records)) for name in records[0]]
+    for one, other in zip(*pools, strict=True):
+        pairs += [("context.k", one.keys, other.keys), ("context.v", one.values, other.values)]
+    for name, one, other in pairs:
+        if one.is_floating_point() and one.shape == other.shape:
+            found[name] = max(found.get(name, 0.0), difference(one, other))
+    return found
+
+
 def stages(
     config: DraftConfig, weights: DraftWeights, mxfp8: bool, lengths: list[int], **options: object
 ) -> dict[str, float]:
     """Relative error of every stage of one step against the reference's record, worst over the layers."""
     ours, theirs = pair_of(config, weights, mxfp8, **options)
-    generator = torch.Generator().manual_seed(5)
-    anchors = []
-    for request, length in enumerate(lengths):
-        for drafter in (ours, theirs):
-            drafter.open(request)
-            drafter.commit([ContextRows(request, 0, features(config, length, request, ours.workspace.device))])
-        anchors.append(Anchor(request, int(torch.randint(0, config.vocab_size, (), generator=generator)), length))
+    for drafter in (ours, theirs):
+        anchors = committed(drafter, lengths, ours.workspace.device)
     with theirs.recording() as record:
         wanted = theirs.propose_with_margins(anchors, logits=True)
     step, buffers, g = ours.step, ours.workspace.buffers, config.block_size
