@@ -46,8 +46,7 @@ class Library:
         self._run.argtypes = (ctypes.POINTER(Grid), ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
 
     def watch(self, arrays: Mapping[str, torch.Tensor]) -> None:
-        """In a build that looks for races: the arrays of global memory to look at, by the names of reports."""
-        self._watched = dict(arrays)  # the library keeps their addresses
+        """In a build that looks for races: the arrays of global memory to look at from now on, by names for reports."""
         addresses = [array.data_ptr() for array in arrays.values()]
         count = len(addresses)
         self._library.emulator_watch(
@@ -103,17 +102,15 @@ class EmulatedKernel:
         flags = (*emulator.flags, RACES) if emulator.races else emulator.flags
         self.library = Library(build(geometry, flags=flags))
         self._recorded: _Recorded | None = None
+        self._watched: dict[str, torch.Tensor] = {}
 
     def watch(self, workspaces: Sequence[Workspace]) -> None:
-        """Where the emulator looks for races: these are the workspaces that launches share."""
-        if self.emulator.races:
-            self.library.watch(
-                {
-                    f"rank {workspace.rank}'s {name}": buffer
-                    for workspace in workspaces
-                    for name, buffer in workspace.buffers.items()
-                }
-            )
+        """Where the emulator looks for races: the workspaces that the CTAs of launches share."""
+        self._watched = {
+            f"rank {workspace.rank}'s {name}": buffer
+            for workspace in workspaces
+            for name, buffer in workspace.buffers.items()
+        }
 
     def launch(self, args: Arguments, *, dependent: bool) -> None:
         """Runs one launch; `args`: a block, or `rank_launch`'s of all rank groups. EmulatorError."""
@@ -145,5 +142,7 @@ class EmulatedKernel:
         ]
         first = launches[0][0]
         bound = (first if isinstance(first, Args) else first[0]).bound
+        if self.emulator.races:
+            self.library.watch(self._watched)  # each time: kernels of one geometry share the library
         # Where nothing can happen, an eighth of the bound passes: waits end in the order of their bounds.
         self.library.run(grids, seed=self.emulator.seed, jump=max(1, bound // 8))

@@ -218,7 +218,7 @@ static bool fill(std::vector<Warp*>& order) {
     Grid* next = nullptr;
     for (Grid& grid : grids) {
       const Grid* before = grid.previous;
-      if (before && (before->begun < before->ctas || before->released < before->ctas)) break;
+      if (before && (before->begun < before->ctas || before->released < before->ctas)) continue;
       if (grid.begun < grid.ctas) {
         next = &grid;
         break;
@@ -335,7 +335,8 @@ struct Launch {
   int after;
 };
 
-// Runs `count` launches on as many multiprocessors as the independent ones have CTAs; a CTA fills one. `seed` 0: round robin. `jump`: cycles that pass when nothing else can. Null or what went wrong.
+// Runs `count` launches on as many multiprocessors as the independent ones have CTAs; a CTA fills one. `seed` 0: round
+// robin. `jump`: cycles that pass when nothing else can. Null or what went wrong.
 const char* run(void (*kernel)(const void*), const Launch* launches, int count, u64 seed, u64 jump) {
   entry_point = kernel;
   random_order = seed != 0, state = seed;
