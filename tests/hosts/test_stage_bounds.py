@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,17 @@ from step_sabotages import Sabotage, mutant
 from test_hosts_equality import EVERY, MAIN
 
 import monodraft.executor as ex
+from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import Family, MarkovKind, SwigluOai
-from monodraft.drafter import ContextRows
+from monodraft.checkpoint.shipped import DRAFTER, TARGET
+from monodraft.checkpoint.weights import DraftWeights
+from monodraft.drafter import Anchor, ContextRows, Draft
 from monodraft.executor.fast import kernel as native
 from monodraft.hosts.executor_drafter import ExecutorDrafter
+from monodraft.loop.pair import load_target, load_tokenizer
+from monodraft.loop.request import Request
+from monodraft.loop.sampling import Sampling
+from monodraft.loop.session import Session
 from monodraft.plan.layout import weight_block
 from monodraft.plan.step import Plan
 from monodraft.testing import random_weights
@@ -79,6 +86,36 @@ def test_every_stage_is_what_float64_makes_of_its_inputs(case: Case, monkeypatch
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_stage_of_every_family_and_rank_count(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     test_every_stage_is_what_float64_makes_of_its_inputs(case, monkeypatch)
+
+
+class Watched:
+    """The kernel's drafter, every launch of which is checked."""
+
+    def __init__(self, executed: ExecutorDrafter, weights: DraftWeights) -> None:
+        self.executed, self.weights, self.found = executed, weights, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.executed, name)
+
+    def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
+        drafts = self.executed.propose(anchors, logits=logits)
+        self.found = check_launch(Launch(self.executed, self.weights, anchors), self.found)
+        return drafts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_stage_of_every_launch_of_a_generation(ranks: int) -> None:
+    """Trained weights and a target's own features: values of other sizes than random ones."""
+    config, weights = load_drafter(DRAFTER, TARGET)
+    watched = Watched(ExecutorDrafter(config, weights, ranks=ranks, max_requests=1), weights)
+    session = Session(load_target(TARGET, config, dtype=torch.float32, device="cpu"), watched)
+    prompt = tuple(load_tokenizer(TARGET)("def parse(line):")["input_ids"])
+    session.add(Request(prompt=prompt, max_new_tokens=32, sampling=Sampling(0.0), seed=5))
+    while session.running:
+        session.step()
+    assert watched.found is not None
+    check_open(watched.found)
 
 
 def long_context(executed: ExecutorDrafter, case: Case) -> Conversation:
