@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ MOST_LAYERS = 256
 
 LONGEST_BLOCK = 256
 """More is a mistake: the public drafters have 3 to 15. No tensor's shape shows the block size."""
+
+GREATEST_SIZE = 2**53
+"""More is a mistake, and no number that a float holds."""
 
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
 """Where transformers keeps RoPE's facts that are not flat: since version 5, and before."""
@@ -51,8 +55,8 @@ def show(value: object) -> str:
 
 
 def positive_int(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= GREATEST_SIZE:
+        raise ValueError(f"a positive integer, up to {GREATEST_SIZE}")
     return value
 
 
@@ -74,8 +78,21 @@ def token_id(value: object) -> int:
 
 
 def positive_float(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ValueError("a positive number")
+    return float(value)
+
+
+def fraction(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ValueError("a number above 0, up to 1")
+    return float(value)
+
+
+def rope_base(value: object) -> float:
+    """RoPE's theta. Below 1 the frequencies would rise with the dimension, and out of float32 in the end."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1 <= value < 2.0**128:
+        raise ValueError("a number of at least 1, within float32")
     return float(value)
 
 

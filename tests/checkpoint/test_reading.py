@@ -4,6 +4,8 @@ Test names carry the number of the pitfall (docs/checkpoint.md) that they hold o
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +227,7 @@ def test_all_faults_are_said_at_once(name: str) -> None:
         ({"hidden_act": "gelu"}, ["hidden_act", '"silu"']),
         ({"markov_head_type": "lstm"}, ["markov_head_type", '"vanilla" or "gated" or "rnn"']),
         ({"rms_norm_eps": 0}, ["rms_norm_eps"]),
+        ({"rms_norm_eps": 10**400}, ["rms_norm_eps", "a positive number"]),
         ({"block_size": True}, ["block_size", "true"]),
         ({"enable_confidence_head": ...}, ["enable_confidence_head"]),
         ({"confidence_head_with_markov": ...}, ["confidence_head_with_markov"]),
@@ -238,6 +241,22 @@ def test_all_faults_are_said_at_once(name: str) -> None:
 def test_a_bad_field_is_named_with_what_was_found_and_wanted(changes: dict[str, Any], words: list[str]) -> None:
     message = faults_of(changed(QWEN3_4B, **changes))
     assert all(word in message for word in words), message
+
+
+def fields_of(raw: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Every field of a config, as `changed` writes it."""
+    for name, value in raw.items():
+        yield path + name
+        if isinstance(value, dict):
+            yield from fields_of(value, f"{path}{name}__")
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e308, 5e-324, float("nan"), "", [[]], {"a": {}}])
+@pytest.mark.parametrize("name", list(SUPPORTED))
+def test_an_absurd_value_of_any_field_is_an_error_of_ours_or_of_no_account(name: str, value: object) -> None:
+    for field in fields_of(SUPPORTED[name]):
+        with suppress(ConfigError, UnsupportedCheckpoint):
+            config_from_dict(changed(SUPPORTED[name], **{field: value}))
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,17 @@ def test_pitfall_31_facts_of_rope_are_read_in_every_place(
     assert second in message
 
 
-@pytest.mark.parametrize("factor", [0.001, 1.5])
+@pytest.mark.parametrize("theta", [1e-300, 0.5, 0, -1, 1e39, 10**400, float("inf"), float("nan"), True, "10000"])
+def test_a_base_that_no_rope_has(theta: Any) -> None:
+    assert "rope_theta: found" in faults_of(changed(QWEN3_4B, rope_theta=theta))
+    assert "text_config.rope_theta: found" in faults_of(changed(M31, text_config__rope_theta=theta))
+    gemma = changed(GEMMA4_12B, rope_parameters__full_attention__rope_theta=theta)
+    assert "rope_parameters.full_attention.rope_theta: found" in faults_of(gemma)
+
+
+@pytest.mark.parametrize("factor", [0.001, 1.5, 1e308, 10**400])
 def test_a_rotary_factor_rotates_at_least_a_pair_and_at_most_the_head(factor: float) -> None:
     m31 = changed(M31, text_config__rotary_dim=..., text_config__partial_rotary_factor=factor)
-    assert "rotary_dim: found" in faults_of(m31)
+    assert f"{'rotary_dim' if factor < 1 else 'partial_rotary_factor'}: found" in faults_of(m31)
     gemma = changed(GEMMA4_12B, rope_parameters__full_attention__partial_rotary_factor=factor)
     assert "partial_rotary_factor: found" in faults_of(gemma)

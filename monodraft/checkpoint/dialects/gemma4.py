@@ -17,10 +17,12 @@ from monodraft.checkpoint.fields import (
     Reader,
     at_most,
     boolean,
+    fraction,
     one_of,
     optional,
     positive_float,
     positive_int,
+    rope_base,
     rope_paths,
 )
 from monodraft.checkpoint.quantization import read_mxfp8, write_mxfp8
@@ -36,8 +38,8 @@ FIELDS = (
     Field("vocab_size", ("vocab_size",), positive_int),
     Field("hidden_act", ("hidden_activation",), one_of("gelu_pytorch_tanh")),
     Field("rms_norm_eps", ("rms_norm_eps",), positive_float),
-    Field("rope_theta", rope_paths("rope_theta", "full_attention"), positive_float),
-    Field("partial", rope_paths("partial_rotary_factor", "full_attention"), positive_float, default=1.0),
+    Field("rope_theta", rope_paths("rope_theta", "full_attention"), rope_base),
+    Field("partial", rope_paths("partial_rotary_factor", "full_attention"), fraction, default=1.0),
     Field("max_positions", ("max_position_embeddings",), positive_int),
     Field("logit_softcap", ("final_logit_softcapping",), optional(positive_float), default=None),
     Field("shared_kv_projection", ("attention_k_eq_v",), boolean),
@@ -53,8 +55,8 @@ def rotated_pairs(factor: float, head_dim: int) -> int:
 ROTATED = Check(
     ("partial", "head_dim"),
     "partial_rotary_factor",
-    lambda factor, head_dim: factor <= 1 and rotated_pairs(factor, head_dim) > 0,
-    "a factor up to 1 that rotates at least one pair of dims",
+    lambda factor, head_dim: rotated_pairs(factor, head_dim) > 0,
+    "a factor that rotates at least one pair of dims",
 )
 
 

@@ -17,10 +17,12 @@ from monodraft.checkpoint.fields import (
     Reader,
     at_most,
     boolean,
+    fraction,
     layer_ids,
     one_of,
     positive_float,
     positive_int,
+    rope_base,
     rope_paths,
     token_id,
 )
@@ -48,7 +50,7 @@ FIELDS = (
     Field("alpha", ("swiglu_alpha",), positive_float, default=1.702),
     Field("limit", ("swiglu_limit",), positive_float, default=7.0),
     Field("beta", ("swiglu_beta",), positive_float, default=1.0),
-    Field("rope_theta", rope_paths("rope_theta"), positive_float),
+    Field("rope_theta", rope_paths("rope_theta"), rope_base),
     Field("max_positions", ("max_position_embeddings",), positive_int),
     Field("markov", ("dspark_markov_head_type",), one_of(*(str(kind) for kind in MarkovKind))),
     Field("markov_rank", ("dspark_markov_rank",), positive_int),
@@ -79,7 +81,7 @@ def read_rotary_dim(reader: Reader, head_dim: int) -> Any:
         reader.fault("rotary_dim or partial_rotary_factor", ABSENT, "this field")
         return ABSENT
     dim = reader.read(Field("", ("rotary_dim",), positive_int, default=None))
-    factor = reader.read(Field("", rope_paths("partial_rotary_factor"), positive_float, default=None))
+    factor = reader.read(Field("", rope_paths("partial_rotary_factor"), fraction, default=None))
     if dim is ABSENT or factor is ABSENT:
         return ABSENT
     if dim is not None and factor is not None and dim != factor * head_dim:

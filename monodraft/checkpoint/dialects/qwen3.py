@@ -24,6 +24,7 @@ from monodraft.checkpoint.fields import (
     optional,
     positive_float,
     positive_int,
+    rope_base,
     rope_paths,
     token_id,
 )
@@ -64,7 +65,7 @@ FIELDS = (
     Field("hidden_act", ("hidden_act",), one_of("silu"), default="silu"),
     Field("gemma_norm", ("use_gemma_norm",), one_of(False), default=False),
     Field("rms_norm_eps", ("rms_norm_eps",), positive_float),
-    Field("rope_theta", rope_paths("rope_theta"), positive_float),
+    Field("rope_theta", rope_paths("rope_theta"), rope_base),
     Field("partial", rope_paths("partial_rotary_factor"), one_of(1, 1.0), default=1.0),
     Field("max_positions", ("max_position_embeddings",), positive_int),
     *HEAD_FIELDS,
