@@ -9,24 +9,17 @@ it, a dirty byte until a release or the end of the kernel writes it back. That i
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from monodraft.executor.access import WORD
+from monodraft.executor.backing import lazy_zeros
 from monodraft.executor.memory import Memory
 from monodraft.executor.model import MemoryModel
 
 LINE = 128
 L1, L2, DEVICE, SYSTEM = 0, 1, 2, 3
-
-
-def lazy_zeros(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that are backed only where touched."""
-    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from monodraft.executor.coherence import lazy_zeros
+from monodraft.executor.backing import lazy_zeros
 
 STORES, LOADS, LDS = 0, 1, 2
 SLOTS = 2  # remembered readers per granule; a third concurrent reader replaces the last

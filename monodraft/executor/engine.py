@@ -16,7 +16,7 @@ from monodraft.executor.launch import Dispatch, Launch, resolve
 from monodraft.executor.memory import Memory
 from monodraft.executor.model import MemoryModel
 from monodraft.executor.report import Report
-from monodraft.executor.schedule import Schedule
+from monodraft.executor.schedule import Pick, Schedule
 
 EngineName = Literal["reference", "fast"]
 
@@ -31,6 +31,11 @@ class Limits:
     wave_ops: int = 2_000_000_000
     idle_ticks: int = 10_000_000_000
     jump: int = 100_000
+
+    def __post_init__(self) -> None:
+        faults = [Fault(name, str(value), "at least 1") for name, value in vars(self).items() if value < 1]
+        if faults:
+            raise BadLaunch("limits", faults=faults)
 
 
 @dataclass(frozen=True)
@@ -77,19 +82,20 @@ def run(
     UninitialisedRead or BarrierMismatch when the kernel does wrong.
     """
     launches = [launches] if isinstance(launches, Launch) else list(launches)
-    if not launches:
-        raise BadLaunch("run", faults=[Fault("launches", "none", "at least one")])
+    check_options(launches, memory, gpu, schedule, model, limits, not_resident)
     memory = memory or Memory(ranks=max(each.rank for each in launches) + 1)
     gpu = gpu or Gpu.mi355x()
     resolved = [resolve(each, memory, gpu) for each in launches]
     dispatches = tuple(dispatch for dispatch, _ in resolved)
     if not_resident == "refuse":
         check_residency(dispatches, gpu)
+    schedule = schedule or Schedule.round_robin()
+    check_schedule(schedule, dispatches, memory)
     job = Job(
         dispatches,
         memory,
         gpu,
-        schedule or Schedule.round_robin(),
+        schedule,
         model or default_model(engine),
         limits or Limits(),
         trace,
@@ -101,6 +107,56 @@ def run(
         for argument in arguments:
             argument.finish()
     return report
+
+
+def check_options(
+    launches: Sequence[Launch],
+    memory: Memory | None,
+    gpu: Gpu | None,
+    schedule: Schedule | None,
+    model: MemoryModel | None,
+    limits: Limits | None,
+    not_resident: str,
+) -> None:
+    """Refuse what is not of its kind, before anything is traced or placed."""
+    faults = [
+        Fault(name, repr(value), f"a {kind.__name__}")
+        for name, value, kind in (
+            ("memory", memory, Memory),
+            ("gpu", gpu, Gpu),
+            ("schedule", schedule, Schedule),
+            ("model", model, MemoryModel),
+            ("limits", limits, Limits),
+        )
+        if value is not None and not isinstance(value, kind)
+    ]
+    faults += [Fault("launches", repr(each), "a Launch") for each in launches if not isinstance(each, Launch)]
+    if not launches:
+        faults.append(Fault("launches", "none", "at least one"))
+    if not_resident not in ("refuse", "wait"):
+        faults.append(Fault("not_resident", repr(not_resident), "'refuse' or 'wait'"))
+    if faults:
+        raise BadLaunch("run", faults=faults)
+
+
+def check_schedule(schedule: Schedule, dispatches: Sequence[Dispatch], memory: Memory) -> None:
+    """Refuse a schedule whose victims do not exist: it would starve or delay nothing and look as if it had."""
+    faults = []
+    if schedule.delay is not None and schedule.delay != "store":
+        names = sorted({region.name for region in memory.regions})
+        if schedule.delay not in names:
+            faults.append(Fault("delay", repr(schedule.delay), f"'store' or a region: {', '.join(names)}"))
+    if isinstance(schedule.starve, Pick) and not any(picks(schedule.starve, each) for each in dispatches):
+        there = "; ".join(f"rank {d.rank}: {d.ctas} CTAs of {d.waves} waves" for d in dispatches)
+        faults.append(Fault("starve", repr(schedule.starve), f"a wave that is launched ({there})"))
+    if faults:
+        raise BadLaunch("schedule", faults=faults)
+
+
+def picks(pick: Pick, dispatch: Dispatch) -> bool:
+    """Whether a dispatch has a wave that `pick` selects."""
+    wanted = ((pick.cta, dispatch.ctas), (pick.wave, dispatch.waves))
+    return pick.rank in (None, dispatch.rank) and all(each is None or 0 <= each < count for each, count in wanted)
 
 
 def default_model(engine: str) -> MemoryModel:

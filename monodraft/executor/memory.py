@@ -7,22 +7,19 @@ can be compared byte by byte. Regions are views into the mapping: `Region.array`
 from __future__ import annotations
 
 import bisect
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from monodraft.errors import Fault
+from monodraft.executor.backing import lazy_zeros
 from monodraft.executor.errors import BadLaunch
 
 # Addresses start where a GPU's do; the low 32 bits of BASE are 0, so an offset's low half is the address's.
 BASE = 0x7F00_0000_0000
 GUARD = 256
 WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-LINUX_NORESERVE = 0x4000
-"""MAP_NORESERVE, where this Python's mmap does not name it (3.11)."""
 
 
 @dataclass(eq=False)
@@ -80,9 +77,7 @@ class Memory:
     def __post_init__(self) -> None:
         if self.ranks < 1:
             raise BadLaunch("memory", faults=[Fault("ranks", str(self.ranks), "at least 1")])
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", LINUX_NORESERVE)
-        self._mapping = mmap.mmap(-1, self.capacity, flags=flags)
-        self.raw = np.frombuffer(self._mapping, np.uint8)
+        self.raw = lazy_zeros(self.capacity)[: self.capacity]
         self.words = {size: self.raw.view(kind) for size, kind in WORD.items()}
         self._starts: list[int] = []
         self._top = GUARD

@@ -7,23 +7,24 @@ records and of the arrays, no translation and no allocation.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import random
 from dataclasses import dataclass
 
 import numpy as np
 
 from monodraft.errors import Fault
-from monodraft.executor.engine import Job
+from monodraft.executor.engine import Job, check_schedule
 from monodraft.executor.errors import BadLaunch
 from monodraft.executor.fast import records
+from monodraft.executor.fast.block import Block, Record
 from monodraft.executor.fast.kernel import Kernel, translate
+from monodraft.executor.fast.layout import Layout
 from monodraft.executor.fast.library import runtime
 from monodraft.executor.fast.records import Cache, Cta, Event, Machine, Wave
 from monodraft.executor.fast.runtime_access import SEEN
 from monodraft.executor.fast.runtime_pending import LOAD_BYTES, SPEEDS, STORE_BYTES
 from monodraft.executor.fast.translate import SCRATCH_BYTES, SCRATCH_OFFSET
-from monodraft.executor.fast.words import Struct, fields, size_of
+from monodraft.executor.fast.words import fields, size_of
 from monodraft.executor.gpu import WAVE
 from monodraft.executor.launch import Dispatch
 from monodraft.executor.lds import JUNK
@@ -32,7 +33,6 @@ from monodraft.executor.schedule import Pick, Schedule
 
 LINE = 128
 WHOLE = 1 << 32
-LINUX_NORESERVE = 0x4000  # Python 3.11 has no name for it
 VICTIM_SPEED = WHOLE // 100_000
 SPEED_TABLE = np.rint((WHOLE - 1) * 10.0 ** (-5 * np.arange(SPEEDS) / SPEEDS)).astype(np.int64)
 TRACE_ROOM = 1 << 20
@@ -41,49 +41,6 @@ TRACE_ROOM = 1 << 20
 SPEED_DECADES, SLICES, ROUND_ROBIN_SLICE = (1, 3, 5), (1, 2, 4, 20), 256
 TURNS_AT_ONCE = 1 << 20
 """Turns between which the host looks whether it is interrupted."""
-
-
-class Block:
-    """Memory that is backed only where touched, handed out piece by piece."""
-
-    def __init__(self, nbytes: int) -> None:
-        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", LINUX_NORESERVE)
-        self._mapping = mmap.mmap(-1, size, flags=flags)
-        self.raw = np.frombuffer(self._mapping, np.uint8)
-        self.address = self.raw.ctypes.data
-        self._top = 0
-
-    def take(self, nbytes: int, align: int = 64) -> int:
-        """The address of fresh zeroed bytes."""
-        start = -(-self._top // align) * align
-        self._top = start + nbytes
-        assert self._top <= self.raw.size
-        return self.address + start
-
-    def words(self, address: int, count: int) -> np.ndarray:
-        """A view of int64 words at an address."""
-        start = address - self.address
-        return self.raw[start : start + 8 * count].view(np.int64)
-
-    def bytes(self, address: int, count: int) -> np.ndarray:
-        start = address - self.address
-        return self.raw[start : start + count]
-
-
-class Record:
-    """A record in a block, by field name."""
-
-    def __init__(self, block: Block, kind: type[Struct], address: int) -> None:
-        self.address = address
-        self._offsets = fields(kind)
-        self.words = block.words(address, len(self._offsets))
-
-    def __getitem__(self, name: str) -> int:
-        return int(self.words[self._offsets[name] // 8])
-
-    def __setitem__(self, name: str, value: int) -> None:
-        self.words[self._offsets[name] // 8] = (int(value) + 2**63) % 2**64 - 2**63
 
 
 @dataclass
@@ -265,11 +222,8 @@ class Prepared:
             table[:, axis] = index.reshape(-1, WAVE)
         return address
 
-    def _start_masks(self, dispatch: Dispatch, layout: object, table: np.ndarray) -> None:
+    def _start_masks(self, dispatch: Dispatch, layout: Layout, table: np.ndarray) -> None:
         """The first step is pending for all lanes that have a thread."""
-        from monodraft.executor.fast.layout import Layout
-
-        assert isinstance(layout, Layout)
         table[:, layout.masks // 8] = -1
         table[:, layout.words // 8] = 1
         rest = dispatch.threads % WAVE
@@ -357,6 +311,7 @@ class Prepared:
     def start(self, schedule: Schedule) -> None:
         """Fields of the machine that a run begins with."""
         refuse_schedule(schedule)
+        check_schedule(schedule, self.job.dispatches, self.job.memory)
         if not self.fresh:
             self.restore()
         self.fresh = False
@@ -395,9 +350,6 @@ class Prepared:
         for region, row in self.region_rows:
             row[4] = delayed is not None and region.name == delayed
         self.machine["delayed_regions"] = any(row[4] for _, row in self.region_rows)
-        if delayed is not None and delayed != "store" and not self.machine["delayed_regions"]:
-            names = ", ".join(sorted({region.name for region, _ in self.region_rows}))
-            raise BadLaunch("schedule", faults=[Fault("delay", repr(delayed), f"'store' or a region: {names}")])
         starve = schedule.starve
         if isinstance(starve, str):
             number = choose.randrange(self.total)

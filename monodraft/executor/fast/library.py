@@ -16,7 +16,7 @@ from monodraft.executor.fast import (
     runtime_waits,
 )
 from monodraft.executor.fast.compiler import compiled, engine_version
-from monodraft.executor.fast.matrix import matrix_library
+from monodraft.executor.fast.matrix_code import matrix_library
 from monodraft.executor.fast.objects import LoadedObject, external_symbol
 from monodraft.executor.fast.special import special_library
 

@@ -30,10 +30,8 @@ from monodraft.executor.fast.runtime_pending import (
     complete_stores,
     enqueue_load,
     enqueue_store,
-    seen_value,
     settle_own_loads,
     settle_own_stores,
-    visible,
 )
 from monodraft.executor.fast.runtime_waits import release
 from monodraft.executor.fast.words import below, count_bits, fill_bytes, load32, load64, lowest_bit, store32, store64
@@ -142,42 +140,47 @@ def load_lanes(
 ) -> None:
     """A global load of `mask`; lanes not in `allowed` are past their buffer and read 0."""
     wave.place = place
+    if wave.loads:
+        complete_loads(machine, wave, place)
+    wave.issued += 1
+    if mask != allowed:
+        zero_lanes(mask & ~allowed, target, shape & 255, (shape >> 8) & 255)
+    if allowed:
+        start_load(machine, wave, allowed, addresses, target, shape, place)
+
+
+def start_load(machine: Machine, wave: Wave, lanes: int, addresses: int, target: int, shape: int, place: int) -> int:
+    """Load `lanes`, which are all inside their buffers. Whether nothing was wrong with it."""
     element = shape & 255
     elements = (shape >> 8) & 255
     scope = (shape >> SCOPE_SHIFT) & 3
     ordering = (shape >> ORDERING_SHIFT) & 7
-    if wave.loads:
-        complete_loads(machine, wave, place)
-    if mask != allowed:
-        zero_lanes(mask & ~allowed, target, element, elements)
-        if allowed == 0:
-            return
-    shape = look_at_addresses(machine, allowed, addresses, shape)
+    shape = look_at_addresses(machine, lanes, addresses, shape)
     low = machine.low
     high = machine.high
-    if not within_regions(machine, wave, allowed, addresses, low, high, shape, place):
-        return
+    if not within_regions(machine, wave, lanes, addresses, low, high, shape, place):
+        return 0
     note_load(machine, wave, place, low)
     machine.spent += machine.coherent_load_cost if scope >= AGENT_SCOPE else machine.load_cost
-    wave.issued += 1
     traffic = machine.traffic + 8 * scope
-    store64(traffic, load64(traffic) + count_bits(allowed) * element * elements)
+    store64(traffic, load64(traffic) + count_bits(lanes) * element * elements)
     if wave.stores:
-        settle_own_stores(machine, wave, allowed, addresses, low, high + element * elements, element * elements, 0)
-    if machine.watch_regions and not check_written(machine, wave, allowed, addresses, element * elements, place):
-        return
+        settle_own_stores(machine, wave, lanes, addresses, low, high + element * elements, element * elements, 0)
+    if machine.watch_regions and not check_written(machine, wave, lanes, addresses, element * elements, place):
+        return 0
     if machine.count_regions:
-        count_loads(machine, allowed, addresses, element * elements)
+        count_loads(machine, lanes, addresses, element * elements)
     if machine.late_loads and ordering < ACQUIRE:
-        enqueue_load(machine, wave, allowed, addresses, low, high, target, shape, place)
-        return
+        enqueue_load(machine, wave, lanes, addresses, low, high, target, shape, place)
+        return 1
     if machine.caches:
-        read_lanes(machine, wave, allowed, addresses, target, element, elements, scope)
+        read_lanes(machine, wave, lanes, addresses, target, element, elements, scope)
     else:
-        copy_in(machine.arena, allowed, addresses, target, element, elements)
+        copy_in(machine.arena, lanes, addresses, target, element, elements)
     if ordering >= ACQUIRE and ordering != RELEASE:
         complete_loads(machine, wave, -1)
         acquire_caches(Cta(wave.cta), scope)
+    return 1
 
 
 def load_to_lds(
@@ -199,6 +202,7 @@ def load_to_lds(
         fill_bytes(wave.lds + target + nbytes * lane, 0, nbytes)
         fill_bytes(wave.lds + wave.lds_bytes + target + nbytes * lane, 1, nbytes)
     machine.progress += 1
+    wave.issued += 1
     if allowed == 0:
         return
     shape = look_at_addresses(machine, allowed, addresses, shape)
@@ -208,7 +212,6 @@ def load_to_lds(
         return
     scope = (shape >> SCOPE_SHIFT) & 3
     machine.spent += machine.coherent_load_cost if scope >= AGENT_SCOPE else machine.load_cost
-    wave.issued += 1
     traffic = machine.traffic + 8 * scope
     store64(traffic, load64(traffic) + count_bits(allowed) * nbytes)
     if wave.stores:
@@ -234,37 +237,42 @@ def highest_bit(mask: int) -> int:
 def store_lanes(machine: Machine, wave: Wave, mask: int, addresses: int, data: int, shape: int, place: int) -> None:
     """A global store of the lanes in `mask`."""
     wave.place = place
-    if mask == 0:
-        return
-    shape = look_at_addresses(machine, mask, addresses, shape)
+    wave.issued += 1
+    if mask:
+        start_store(machine, wave, mask, addresses, data, shape, place)
+
+
+def start_store(machine: Machine, wave: Wave, lanes: int, addresses: int, data: int, shape: int, place: int) -> int:
+    """Store `lanes`, which are all inside their buffers. Whether nothing was wrong with it."""
+    shape = look_at_addresses(machine, lanes, addresses, shape)
     low = machine.low
     high = machine.high
     element = shape & 255
     elements = (shape >> 8) & 255
     scope = (shape >> SCOPE_SHIFT) & 3
-    if not within_regions(machine, wave, mask, addresses, low, high, shape, place):
-        return
+    if not within_regions(machine, wave, lanes, addresses, low, high, shape, place):
+        return 0
     if ((shape >> ORDERING_SHIFT) & 7) >= RELEASE:
         release(machine, wave, scope)
     machine.progress += 1
     machine.spent += machine.store_cost
-    wave.issued += 1
     traffic = machine.traffic + 8 * (4 + scope)
-    store64(traffic, load64(traffic) + count_bits(mask) * element * elements)
+    store64(traffic, load64(traffic) + count_bits(lanes) * element * elements)
     end = high + element * elements
     if wave.stores:
-        settle_own_stores(machine, wave, mask, addresses, low, end, element * elements, 0)
+        settle_own_stores(machine, wave, lanes, addresses, low, end, element * elements, 0)
     if wave.loads:
         settle_own_loads(machine, wave, low, end, 0)
     if machine.late_stores:
-        enqueue_store(machine, wave, mask, addresses, low, end, data, shape, place)
-        return
+        enqueue_store(machine, wave, lanes, addresses, low, end, data, shape, place)
+        return 1
     if machine.mark_regions:
-        mark_written(machine, mask, addresses, element * elements)
+        mark_written(machine, lanes, addresses, element * elements)
     if machine.caches:
-        write_lanes(machine, wave, mask, addresses, data, element, elements, scope)
+        write_lanes(machine, wave, lanes, addresses, data, element, elements, scope)
     else:
-        copy_out(machine.arena, mask, addresses, data, element, elements)
+        copy_out(machine.arena, lanes, addresses, data, element, elements)
+    return 1
 
 
 def load_lds(machine: Machine, wave: Wave, mask: int, addresses: int, target: int, shape: int, place: int) -> None:
@@ -326,40 +334,35 @@ def store_lds(machine: Machine, wave: Wave, mask: int, addresses: int, data: int
 def load_edge(
     machine: Machine, wave: Wave, mask: int, addresses: int, room: int, target: int, shape: int, place: int
 ) -> None:
-    """Lanes of a wide buffer load that are partly past the resource: the elements that are inside, the rest is 0."""
+    """Lanes of a wide buffer load that are partly past the resource: the elements that are inside, each a load by
+    itself of the instruction that `load_lanes` counted; the rest is 0 already."""
     element = shape & 255
-    scope = (shape >> SCOPE_SHIFT) & 3
+    single = (shape & ~0xFF00) | (1 << 8)
     rest = mask
     while rest:
         lane = lowest_bit(rest)
         rest = rest & (rest - 1)
         address = load64(addresses + 8 * lane)
         inside = load64(room + 8 * lane) // element
-        part = look_at_addresses(machine, 1 << lane, addresses, (shape & ~0xFF00) | (inside << 8))
-        if not within_regions(machine, wave, 1 << lane, addresses, address, address, part, place):
-            return
-        if machine.count_regions:
-            count_loads(machine, 1 << lane, addresses, element * inside)
         for i in range(inside):
-            value = seen_value(machine, wave, address + element * i, element, scope)
-            store_word(target + (64 * i + lane) * element, value, element)
+            store64(addresses + 8 * lane, address + element * i)
+            if start_load(machine, wave, 1 << lane, addresses, target + 64 * element * i, single, place) == 0:
+                return
 
 
 def store_edge(
     machine: Machine, wave: Wave, mask: int, addresses: int, room: int, data: int, shape: int, place: int
 ) -> None:
-    """Lanes of a wide buffer store that are partly past the resource: the elements that are inside."""
+    """The same for a store; elements past the resource are dropped."""
     element = shape & 255
-    scope = (shape >> SCOPE_SHIFT) & 3
+    single = (shape & ~0xFF00) | (1 << 8)
     rest = mask
     while rest:
         lane = lowest_bit(rest)
         rest = rest & (rest - 1)
         address = load64(addresses + 8 * lane)
         inside = load64(room + 8 * lane) // element
-        part = look_at_addresses(machine, 1 << lane, addresses, (shape & ~0xFF00) | (inside << 8))
-        if not within_regions(machine, wave, 1 << lane, addresses, address, address, part, place):
-            return
         for i in range(inside):
-            value = load_word(data + (64 * i + lane) * element, element)
-            visible(machine, wave, address + element * i, element, value, scope)
+            store64(addresses + 8 * lane, address + element * i)
+            if start_store(machine, wave, 1 << lane, addresses, data + 64 * element * i, single, place) == 0:
+                return

@@ -35,18 +35,21 @@ class Buffers(GlobalMemory):
         return self.load(np.broadcast_to(address, (WAVE,)), shape, scope, inside, place)
 
     def load_partial(self, address: Any, inside: np.ndarray, shape: Access, scope: Scope, m: Any, place: int) -> Any:
-        """A wide load at the edge: element by element."""
+        """A wide load at the edge: element by element, one instruction all the same."""
         single = Access(shape.dtype, 0, shape.atomic)
-        parts = []
-        for element in range(max(shape.count, 1)):
+        parts: list[Any] = []
+        self.issued += 1
+        for element in range(shape.count):
             mask = inside[:, element]
-            part = np.zeros(WAVE, shape.dtype)
+            part: Any = np.zeros(WAVE, shape.dtype)
             if mask.any():
                 where = np.broadcast_to(address, (WAVE,)) + np.int64(element * shape.dtype.itemsize)
-                loaded = self.load(where, single, scope, mask, place)
-                part = loaded.settle() if isinstance(loaded, Late) else loaded
+                self.issued -= 1  # `load` counts it again
+                part = self.load(where, single, scope, mask, place)
             parts.append(part)
-        return tuple(parts) if shape.count else parts[0]
+        if any(isinstance(part, Late) for part in parts):
+            return Late(lambda: tuple(part.settle() if isinstance(part, Late) else part for part in parts))
+        return tuple(parts)
 
     def partly_inside(self, resource: Any, offset: Any, base: Any, shape: Access, m: Any) -> np.ndarray | None:
         """[64, elements] inside flags when some lane is only partly inside, else None."""
@@ -86,9 +89,11 @@ class Buffers(GlobalMemory):
         everywhere = np.broadcast_to(address, (WAVE,))
         if partial is not None:
             single = Access(shape.dtype, 0, shape.atomic)
+            self.issued += 1
             for element in range(shape.count):
                 if partial[:, element].any():
                     where = everywhere + np.int64(element * shape.dtype.itemsize)
+                    self.issued -= 1  # `store` counts it again
                     self.store(where, value[element], single, scope, partial[:, element], place)
         elif inside.any():
             self.store(everywhere, value, shape, scope, inside, place)
