@@ -306,6 +306,34 @@ def test_deadlock_is_told_with_the_polling_line(schedule: ex.Schedule) -> None:
     assert caught.value.where.lanes == tuple(range(64))
 
 
+def poll_by_atomics(bases, n):
+    t = fx.Int32(fx.thread_idx.x)
+    flag = k.pointer(fx.Int32, bases[0])
+    seen = fx.Int32(fx.atomic_or(flag, fx.Int32(0)))
+    while seen != n:
+        seen = fx.Int32(fx.atomic_or(flag, fx.Int32(0)))
+    k.store(k.resource(bases[1]), t * 4, t)
+
+
+def poll_lds_by_atomics(bases, n):
+    t = fx.Int32(fx.thread_idx.x)
+    lds = fx.SharedAllocator().allocate(Shared).peek()
+    lds.words[t] = fx.Int32(0)
+    fx.gpu.barrier()
+    seen = fx.Int32(fx.atomic_or(lds.words.ptr, fx.Int32(0)))
+    while seen != n:
+        seen = fx.Int32(fx.atomic_or(lds.words.ptr, fx.Int32(0)))
+    k.store(k.resource(bases[1]), t * 4, t)
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+@pytest.mark.parametrize("body", [poll_by_atomics, poll_lds_by_atomics])
+def test_a_poll_by_atomics_that_change_nothing_is_a_deadlock(body: Any, engine: str) -> None:
+    limits = ex.Limits(wave_ops=20_000_000)
+    with pytest.raises(ex.Deadlock, match="2 waves poll memory that nobody will write"):
+        run(body, np.zeros(16, np.int32), np.zeros(128, np.int32), n=3, threads=128, engine=engine, limits=limits)
+
+
 def odd_lanes_wait_for_ever(bases, n):
     t = fx.Int32(fx.thread_idx.x)
     if t % 2 == 1:

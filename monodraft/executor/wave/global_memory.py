@@ -171,7 +171,9 @@ class GlobalMemory(Waits):
             return self.cta.path.read(level, rows, shape.word)
 
         def write(rows: np.ndarray, data: np.ndarray) -> None:
-            self.commit(PendingStore(self.issued, level, rows, shape.word, data, place, region, release))
+            # One that writes what is there already may be a poll: nobody sees anything new.
+            self.machine.changes += not np.array_equal(read(rows), data)
+            self.take_effect(PendingStore(self.issued, level, rows, shape.word, data, place, region, release))
 
         old, success = atomics.apply(operation, values, index, shape, lanes, read, write)
         self.note_value(place, old, start)

@@ -83,6 +83,7 @@ class LocalMemory(Waits):
         self.settle_touching(self.late_lds, index, shape.word)
         lds = self.cta.lds
         self.note_lds(index, shape.word, self.issued_lds, place, Scope(0, sync=True), lanes, m, stored=True)
+        before = lds.read(index, shape.word)
         old, success = atomics.apply(
             operation,
             values,
@@ -92,6 +93,7 @@ class LocalMemory(Waits):
             lambda rows: lds.read(rows, shape.word),
             lambda rows, data: lds.write(rows, shape.word, data),
         )
-        self.machine.changes += 1
+        self.machine.changes += not np.array_equal(lds.read(index, shape.word), before)
+        self.note_value(place, old, index)
         value = to_lanes(old, shape, lanes)
         return (value, atomics.spread(success, lanes)) if operation == "cmpxchg" else value

@@ -16,14 +16,17 @@ class Waits(WaveState):
     """Pending stores and late loads, and what forces them."""
 
     def commit(self, store: PendingStore) -> None:
-        """A pending store becomes visible as far as its level reaches."""
+        """A pending store becomes visible as far as its level reaches, which is something new to others."""
+        self.take_effect(store)
+        self.machine.changes += 1
+
+    def take_effect(self, store: PendingStore) -> None:
         self.cta.path.write(store.level, store.index, store.size, store.data)
         machine = self.machine
         if machine.marks_writes:
             machine.mark_written(store.index, store.size)
         if store.release and machine.detector is not None:
             machine.detector.hand_on(store.index, store.size, store.release)
-        machine.changes += 1
 
     def commit_lds(self, store: PendingStore) -> None:
         self.cta.lds.write(store.index, store.size, store.data)
