@@ -104,9 +104,14 @@ def as_traced(name: str, value: Any, annotation: Any) -> Any:
     import flydsl.expr as fx
 
     if isinstance(annotation, type) and issubclass(annotation, fx.Numeric):
-        if isinstance(value, Region | np.ndarray):
+        if isinstance(value, Region | np.ndarray) or hasattr(value, "data_ptr"):
             return annotation(0)
-        return annotation(value) if isinstance(value, int | float | np.generic) else value
+        if isinstance(value, int | float | np.generic):
+            return annotation(value)
+        if not isinstance(value, fx.Numeric):
+            wanted = f"{annotation.__name__}: a number, or a region or array for its address"
+            raise BadLaunch("cannot lower", faults=[Fault(f"argument {name}", repr(value)[:80], wanted)])
+        return value
     if isinstance(value, Region):
         value = value.array
     if isinstance(value, np.ndarray):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+
+from monodraft.errors import Fault
+from monodraft.executor.errors import BadLaunch
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,20 @@ class MemoryModel:
         return cls(False, False, False, False, False, False, False)
 
     def without(self, *names: str) -> MemoryModel:
-        """This model with single switches off."""
+        """This model with single switches off. Raises BadLaunch for a name that is no switch."""
+        check_switches(names)
         return replace(self, **dict.fromkeys(names, False))
 
     def only(self, *names: str) -> MemoryModel:
         """The sequential model with single switches on (and this model's detectors)."""
+        check_switches(names)
         base = replace(MemoryModel.sequential(), uninitialised=self.uninitialised, races=self.races)
         return replace(base, **dict.fromkeys(names, True))
+
+
+def check_switches(names: tuple[str, ...]) -> None:
+    """Refuse names that are no switches of the model."""
+    known = [each.name for each in fields(MemoryModel)]
+    faults = [Fault("switch", repr(name), f"one of {', '.join(known)}") for name in names if name not in known]
+    if faults:
+        raise BadLaunch("memory model", faults=faults)

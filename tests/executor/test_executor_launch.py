@@ -144,6 +144,18 @@ def test_bad_arguments_are_refused_by_name(case: str) -> None:
     np.testing.assert_array_equal(b, before)
 
 
+def test_arrays_and_tensors_stand_for_addresses() -> None:
+    for array in (np.zeros(128, np.int32), torch.zeros(128, dtype=torch.int32)):
+        ex.run(ex.Launch(launchers.identity, (array, 1, 1, 1)))
+        np.testing.assert_array_equal(array, np.arange(128))
+
+
+@pytest.mark.parametrize("value", [None, "out"])
+def test_what_is_no_number_is_refused_before_tracing(value: Any) -> None:
+    with pytest.raises(ex.BadLaunch, match=rf"argument out: found {value!r}, wanted Int64: a number, or a region"):
+        ex.run(ex.Launch(launchers.identity, (value, 1, 1, 1)))
+
+
 def test_an_address_needs_64_bits() -> None:
     memory = ex.Memory()
     out = memory.array(0, "out", np.zeros(8, np.int32))
@@ -188,6 +200,33 @@ def test_grids_blocks_ranks_and_kernels_that_cannot_be() -> None:
         ex.run(ex.Launch(launchers.identity, (out, 1, 1, 1)), memory=memory, engine="slow")  # type: ignore[arg-type]
 
 
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "not_resident": ({"not_resident": "maybe"}, "not_resident: found 'maybe', wanted 'refuse' or 'wait'"),
+    "schedule": ({"schedule": 7}, "schedule: found 7, wanted a Schedule"),
+    "model": ({"model": "harsh"}, "model: found 'harsh', wanted a MemoryModel"),
+    "region": (
+        {"schedule": ex.Schedule.adversarial(1, delay="in")},
+        "delay: found 'in', wanted 'store' or a region: out",
+    ),
+    "rank": (
+        {"schedule": ex.Schedule.adversarial(1, starve=ex.Pick(rank=2))},
+        r"starve: found Pick\(rank=2.* wanted a wave that is launched \(rank 0: 1 CTAs of 2 waves\)",
+    ),
+    "wave": ({"schedule": ex.Schedule.adversarial(1, starve=ex.Pick(wave=2))}, "starve: found Pick"),
+}
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_that_would_do_nothing_are_refused_by_name(case: str, engine: Any) -> None:
+    memory = ex.Memory()
+    out = memory.array(0, "out", np.zeros(128, np.int32))
+    options, message = OPTIONS[case]
+    with pytest.raises(ex.BadLaunch, match=message):
+        ex.run(ex.Launch(launchers.identity, (out, 1, 1, 1)), memory=memory, engine=engine, **options)
+    assert not out.array.any()
+
+
 def test_memory_refuses_what_it_cannot_place() -> None:
     memory = ex.Memory(ranks=1, capacity=1 << 20)
     memory.array(0, "a", np.zeros(16, np.int32), address=4096)
@@ -212,7 +251,9 @@ def test_memory_refuses_what_it_cannot_place() -> None:
     assert aligned.address % 4096 == 0
 
 
-def test_gpu_and_schedule_refuse_nonsense() -> None:
+def test_gpu_limits_and_schedule_refuse_nonsense() -> None:
+    with pytest.raises(ex.BadLaunch, match="jump: found 0, wanted at least 1"):
+        ex.Limits(jump=0)
     with pytest.raises(ex.BadLaunch, match="cus: found 12, wanted a multiple of xcds = 8"):
         ex.Gpu(cus=12)
     with pytest.raises(ex.BadLaunch, match="seed: found -1"):

@@ -298,8 +298,9 @@ def test_uncached_memory_bypasses_the_caches() -> None:
 
 def test_switches_are_named() -> None:
     assert replace(ex.MemoryModel.harsh(), torn=False) == ex.MemoryModel.harsh().without("torn")
-    with pytest.raises(TypeError):
-        ex.MemoryModel.harsh().without("thunder")
+    for wrong in (ex.MemoryModel.harsh().without, ex.MemoryModel.harsh().only):
+        with pytest.raises(ex.BadLaunch, match="switch: found 'thunder', wanted one of delayed_stores, torn"):
+            wrong("thunder")
 
 
 # ---- what a wave may rely on about its own accesses
