@@ -73,4 +73,4 @@ def test_an_early_return_is_found() -> None:
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
     assert early_returns(function) == [4]
-    assert {"waits", "memory"} <= {path.stem for path in TRACED}
+    assert "waits" in {path.stem for path in TRACED}
