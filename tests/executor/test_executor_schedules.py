@@ -16,10 +16,11 @@ from handoffs import Handoff
 import monodraft.executor as ex
 
 pytestmark = pytest.mark.executed
+ENGINES = ("reference", "fast")
 
 
-def trace(schedule: ex.Schedule, spec: Handoff = Handoff()) -> tuple[str, ex.Report]:  # noqa: B008
-    _, report = handoffs.run(handoffs.program(spec), schedule, trace=True)
+def trace(schedule: ex.Schedule, spec: Handoff = Handoff(), engine: str = "reference") -> tuple[str, ex.Report]:  # noqa: B008
+    _, report = handoffs.run(handoffs.program(spec), schedule, trace=True, engine=engine)
     return json.dumps(ex.perfetto(report), sort_keys=True) + ex.summary(report), report
 
 
@@ -34,10 +35,11 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_same_schedule_same_trace_byte_for_byte(name: str) -> None:
-    first, report = trace(SCHEDULES[name])
-    second, again = trace(SCHEDULES[name])
+def test_same_schedule_same_trace_byte_for_byte(name: str, engine: str) -> None:
+    first, report = trace(SCHEDULES[name], engine=engine)
+    second, again = trace(SCHEDULES[name], engine=engine)
     assert first == second
     assert report.decisions == again.decisions
 
@@ -71,7 +73,7 @@ def test_a_wrong_result_is_found_again_from_its_seed() -> None:
     assert not any(handoffs.run(lowered, ex.Schedule.random(seed))[0] for seed in bad)
 
 
-def turns_until(schedule: ex.Schedule, cta: int) -> float:
+def turns_until(schedule: ex.Schedule, cta: int, engine: str) -> float:
     """When a CTA of two equal ones ends, as a share of the run."""
 
     def body(bases, n):
@@ -83,24 +85,27 @@ def turns_until(schedule: ex.Schedule, cta: int) -> float:
 
     memory = ex.Memory()
     out = memory.array(0, "out", np.zeros(128, np.int32))
-    report = ex.run(
-        k.launch(k.program(k.traced(body), ctas=2, bases=1), [out], 40), memory=memory, schedule=schedule, trace=True
-    )
+    launch: Any = k.launch(k.program(k.traced(body), ctas=2, bases=1), [out], 40)
+    report = ex.run(launch, memory=memory, schedule=schedule, trace=True, engine=engine)  # type: ignore[arg-type]
     ends = {span.cta: span.end for span in report.spans if span.name == "CTA"}
     return ends[cta] / max(ends.values())
 
 
-def test_a_starved_cta_comes_last() -> None:
-    for victim in (0, 1):
-        schedule = ex.Schedule.adversarial(5, starve=ex.Pick(cta=victim))
-        assert turns_until(schedule, victim) == 1
-        assert turns_until(schedule, 1 - victim) < 0.6
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_starved_cta_comes_last(engine: str) -> None:
+    for seed in range(5, 15):
+        for victim in (0, 1):
+            schedule = ex.Schedule.adversarial(seed, starve=ex.Pick(cta=victim))
+            assert turns_until(schedule, victim, engine) == 1
+            assert turns_until(schedule, 1 - victim, engine) < 0.6
 
 
-def test_a_delayed_region_becomes_visible_only_when_it_must() -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_delayed_region_becomes_visible_only_when_it_must(engine: str) -> None:
     """The flag is never drained by its writer: it arrives when nothing else can happen."""
-    ok, report = handoffs.run(handoffs.program(Handoff()), ex.Schedule.adversarial(2, delay="flag"), trace=True)
-    _, free = handoffs.run(handoffs.program(Handoff()), ex.Schedule.random(2), trace=True)
+    lowered = handoffs.program(Handoff())
+    ok, report = handoffs.run(lowered, ex.Schedule.adversarial(2, delay="flag"), engine=engine)
+    _, free = handoffs.run(lowered, ex.Schedule.random(2), engine=engine)
     assert ok
     assert report.ticks > free.ticks
 
@@ -181,8 +186,9 @@ def test_work_takes_time() -> None:
 LATE = ex.Schedule.adversarial(4, starve=ex.Pick(cta=0))
 
 
-def test_perfetto_structure() -> None:
-    _, report = trace(LATE)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_perfetto_structure(engine: str) -> None:
+    _, report = trace(LATE, engine=engine)
     document: dict[str, Any] = json.loads(json.dumps(ex.perfetto(report)))
     events = document["traceEvents"]
     named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M"}
@@ -202,8 +208,9 @@ def test_perfetto_structure() -> None:
         assert abs(stages[-1]["ts"] + stages[-1]["dur"] - life["ts"] - life["dur"]) < 0.002
 
 
-def test_summary_counts_are_the_kernels_own() -> None:
-    text, report = trace(LATE)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_summary_counts_are_the_kernels_own(engine: str) -> None:
+    text, report = trace(LATE, engine=engine)
     assert report.bytes["store system"] >= 16 * handoffs.THREADS
     assert report.instructions["barrier"] == 4
     assert sum(report.instructions.values()) == report.wave_ops
