@@ -106,4 +106,8 @@ def new_folder(destination: Path) -> Iterator[Path]:
         _put_in_place(partial, destination)
         sync(destination.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+        except BaseException:  # Ctrl-C once more, while the first one is cleaned up after
+            shutil.rmtree(partial, ignore_errors=True)
+            raise

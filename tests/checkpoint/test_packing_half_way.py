@@ -115,6 +115,19 @@ def test_interrupted_half_way(source: Path, tmp_path: Path, monkeypatch: pytest.
     assert {path.name for path in tmp_path.iterdir()} == {"source", "packed"} - (set() if replacing else {"packed"})
 
 
+def test_a_second_ctrl_c_during_the_cleaning_up_leaves_nothing_either(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic.shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "packed", progress=lambda what, done, total: 1 / (what == "checking"))
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
 def _exchanges(folder: Path) -> bool:
     """Whether the file system below `folder` swaps two paths in one step."""
     one, other = folder / "one", folder / "other"
