@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from emulated import MARKS, benchmark
+from hopper_shapes import small
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
@@ -15,6 +16,7 @@ from monodraft.errors import InputError
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.emulator import Emulator
 from monodraft.hopper.step import Form
+from monodraft.testing import random_weights
 
 pytestmark = MARKS
 checks, generation = benchmark("checks"), benchmark("generation")
@@ -43,9 +45,10 @@ def prepared(length: int = 40, *, name: str = "drafter", **options: object) -> t
     return ours, anchors
 
 
-def check_stages(name: str, mxfp8: bool, lengths: list[int], **options: object) -> None:
+def check_stages(
+    config: DraftConfig, weights: DraftWeights, mxfp8: bool, lengths: list[int], **options: object
+) -> None:
     """Every stage as far from the reference as roundings make it; a token that differs is a near tie."""
-    config, weights = shipped(name)
     found = checks.stages(config, weights, mxfp8, lengths, max_positions=512, **options)
     noise = checks.noise(config, weights, lengths, "cpu")
     noise["corrected"] = noise["base_logits"]  # the chain's tokens may differ between the numerics
@@ -61,7 +64,7 @@ def check_stages(name: str, mxfp8: bool, lengths: list[int], **options: object) 
 @FORMATS
 @DRAFTERS
 def test_every_stage_is_the_references(name: str, mxfp8: bool) -> None:
-    check_stages(name, mxfp8, [20], emulator=Emulator(8, 1))
+    check_stages(*shipped(name), mxfp8, [20], emulator=Emulator(8, 1))
 
 
 @pytest.mark.slow
@@ -69,7 +72,16 @@ def test_every_stage_is_the_references(name: str, mxfp8: bool) -> None:
 @DRAFTERS
 @pytest.mark.parametrize(("lengths", "rows"), [([0], 8), ([400], 8), ([130, 33], 16)], ids=str)
 def test_every_stage_of_other_contexts(name: str, mxfp8: bool, lengths: list[int], rows: int) -> None:
-    check_stages(name, mxfp8, lengths, rows=rows, emulator=Emulator(16, 2))
+    check_stages(*shipped(name), mxfp8, lengths, rows=rows, emulator=Emulator(16, 2))
+
+
+@pytest.mark.slow
+@FORMATS
+@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5"])
+@pytest.mark.parametrize("length", [1, 140])
+def test_every_stage_of_random_drafters(family: str, mxfp8: bool, length: int) -> None:
+    config = small(family)
+    check_stages(config, random_weights(config), mxfp8, [length], emulator=Emulator(8, 3))
 
 
 @FORMATS
