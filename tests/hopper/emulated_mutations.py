@@ -166,11 +166,11 @@ MUTATIONS = [
         races=False,
     ),
     Mutation(
-        "ring: a slot handed back before all lanes have read it",
+        "ring: a slot handed back without the lanes having met (the matrix instruction gathers them)",
         "stages/weights.cuh",
         "  __syncwarp();\n  if (lane == 0) phase_arrive(ring.empty",
         "  if (lane == 0) phase_arrive(ring.empty",
-        schedules=True,
+        schedules=False,
         races=False,
     ),
     Mutation(
