@@ -86,7 +86,8 @@ void bulk_copy(u32 shared, const void* global, u32 bytes, u32 bar) {
   touch();
   phase_at(bar, "bulk_copy");
   if (bytes % 16 || !bytes) fail("bulk_copy: %u bytes, not a multiple of 16", bytes);
-  if (shared % 16 || reinterpret_cast<uintptr_t>(global) % 16) fail("bulk_copy: %#x from %p, not multiples of 16", shared, global);
+  if (shared % 16 || reinterpret_cast<uintptr_t>(global) % 16)
+    fail("bulk_copy: %#x from %p, not multiples of 16", shared, global);
   const u32 wait = seeded() ? (random_below(4) ? random_below(64) : random_below(4096)) : 8;
   Bulk copy = {clock_now() + wait, bulk_order++, &cta(), bar, shared_memory(shared, bytes, "bulk_copy"),
                static_cast<const u8*>(global), bytes, 0, {}};

@@ -71,7 +71,8 @@ inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 // ---- memory
 inline u32 __cvta_generic_to_shared(const void* p) {
   const std::ptrdiff_t at = static_cast<const u8*>(p) - emulator::cta().shared;
-  if (at < 0 || at > std::ptrdiff_t(emulator::cta().grid->shared_bytes)) emulator::fail("shared_address of %p, not shared memory", p);
+  if (at < 0 || at > std::ptrdiff_t(emulator::cta().grid->shared_bytes))
+    emulator::fail("shared_address of %p, not shared memory", p);
   return u32(at) + emulator::SHARED_BASE;
 }
 template <class T>

@@ -160,7 +160,8 @@ static char* stack_of(size_t index) {
   constexpr size_t AT_ONCE = 1024;
   static std::vector<char*> blocks;
   while (blocks.size() <= index / AT_ONCE) {
-    void* block = mmap(nullptr, AT_ONCE * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr int KIND = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* block = mmap(nullptr, AT_ONCE * STACK, PROT_READ | PROT_WRITE, KIND, -1, 0);
     if (block == MAP_FAILED) return nullptr;
     blocks.push_back(static_cast<char*>(block));
   }
@@ -198,7 +199,8 @@ static bool start(Grid& grid, Cta& cta, size_t place) {
     warp.cta = &cta, warp.index = w, warp.ready = ~0u, warp.arrived = 0, warp.word = nullptr;
     for (u32 l = 0; l < LANES; l++) {
       Lane& lane = warp.lanes[l];
-      lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start", lane.polled = nullptr, lane.meetings = 0;
+      lane.warp = &warp, lane.thread = w * LANES + l, lane.state = READY, lane.at = "the start";
+      lane.polled = nullptr, lane.meetings = 0;
       lane.stack = stack_of(place * 1024 + lane.thread);
       if (!lane.stack) return false;
       *reinterpret_cast<u64*>(lane.stack) = CANARY;

@@ -246,12 +246,13 @@ u32 bulk_accesses(Cta& own, const void* to, const void* from, u32 bytes, void* p
   const Access copy = {u16(own.bulk_id), 0, 1, number, 0, now.place};
   const Clocks& have = mine();
   auto fenced = [](const Access& a, const std::vector<u32>& in) { return a.who == NOBODY || a.clock <= in[a.who]; };
-  const char* without = "without a fence between the proxies, or unordered";
+  const char* read_early = "a bulk copy's read after a write, without a fence between the proxies, or unordered";
+  const char* over_write = "a bulk copy over a write, without a fence between the proxies, or unordered";
   if (Watched* w = watched_at(static_cast<const u8*>(from))) {
     const size_t first = size_t(static_cast<const u8*>(from) - w->from) / 2;
     for (size_t i = first; i < first + bytes / 2; i++) {
       const Access& a = w->cells[i].write;
-      if (!fenced(a, have.global)) race((std::string("a bulk copy's read after a write, ") + without).c_str(), *w, w->from + 2 * i, now, a);
+      if (!fenced(a, have.global)) race(read_early, *w, w->from + 2 * i, now, a);
       note_read(w->cells[i], copy);
     }
   }
@@ -259,8 +260,7 @@ u32 bulk_accesses(Cta& own, const void* to, const void* from, u32 bytes, void* p
     const size_t first = size_t(static_cast<const u8*>(to) - w->from) / 2;
     for (size_t i = first; i < first + bytes / 2; i++) {
       Cell& cell = w->cells[i];
-      if (!fenced(cell.write, have.shared))
-        race((std::string("a bulk copy over a write, ") + without).c_str(), *w, w->from + 2 * i, now, cell.write);
+      if (!fenced(cell.write, have.shared)) race(over_write, *w, w->from + 2 * i, now, cell.write);
       for (const Access& r : cell.reads)
         if (!known(r)) race("a bulk copy over a read", *w, w->from + 2 * i, now, r);
       note_write(cell, copy);
@@ -286,18 +286,25 @@ extern "C" void emulator_watch(const void* const* from, const unsigned long long
   std::sort(arrays.begin(), arrays.end(), [](const Watched& a, const Watched& b) { return a.from < b.from; });
 }
 
-#define HOOK(bytes)                                                                                                          \
-  extern "C" void __tsan_read##bytes(void* p) { emulator::plain_access(p, bytes, false, __builtin_return_address(0)); }      \
-  extern "C" void __tsan_write##bytes(void* p) { emulator::plain_access(p, bytes, true, __builtin_return_address(0)); }      \
-  extern "C" void __tsan_unaligned_read##bytes(void* p) { emulator::plain_access(p, bytes, false, __builtin_return_address(0)); } \
-  extern "C" void __tsan_unaligned_write##bytes(void* p) { emulator::plain_access(p, bytes, true, __builtin_return_address(0)); }
-HOOK(1)
-HOOK(2)
-HOOK(4)
-HOOK(8)
-HOOK(16)
-extern "C" void __tsan_read_range(void* p, unsigned long n) { emulator::plain_access(p, emulator::u32(n), false, __builtin_return_address(0)); }
-extern "C" void __tsan_write_range(void* p, unsigned long n) { emulator::plain_access(p, emulator::u32(n), true, __builtin_return_address(0)); }
+// What the compiler calls before an access of so many bytes.
+#define ANNOUNCED(name, bytes, write) \
+  extern "C" void name(void* p) { emulator::plain_access(p, bytes, write, __builtin_return_address(0)); }
+#define ANNOUNCED_OF(bytes)                           \
+  ANNOUNCED(__tsan_read##bytes, bytes, false)         \
+  ANNOUNCED(__tsan_write##bytes, bytes, true)         \
+  ANNOUNCED(__tsan_unaligned_read##bytes, bytes, false) \
+  ANNOUNCED(__tsan_unaligned_write##bytes, bytes, true)
+ANNOUNCED_OF(1)
+ANNOUNCED_OF(2)
+ANNOUNCED_OF(4)
+ANNOUNCED_OF(8)
+ANNOUNCED_OF(16)
+extern "C" void __tsan_read_range(void* p, unsigned long bytes) {
+  emulator::plain_access(p, emulator::u32(bytes), false, __builtin_return_address(0));
+}
+extern "C" void __tsan_write_range(void* p, unsigned long bytes) {
+  emulator::plain_access(p, emulator::u32(bytes), true, __builtin_return_address(0));
+}
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}

@@ -27,7 +27,8 @@ template <bool TRANSPOSED>
 inline uint4 load_matrices(const char* word, u32 a) {
   const Matrices mine = emulator::collective(word, Matrices{a, {}}, [word](Matrices* const* lanes) {
     const u16* rows[32];
-    for (u32 i = 0; i < 32; i++) rows[i] = reinterpret_cast<u16*>(emulator::shared_memory(lanes[i]->address, 16, word));
+    for (u32 i = 0; i < 32; i++)
+      rows[i] = reinterpret_cast<u16*>(emulator::shared_memory(lanes[i]->address, 16, word));
     for (u32 i = 0; i < 32; i++) {
       u32 words[4];
       for (u32 m = 0; m < 4; m++) {
@@ -87,8 +88,10 @@ inline u32 phase_test(u32 bar, u32 parity) {
   emulator::poll("phase_test", nullptr, emulator::current->polled_value);
   return emulator::phase_done(bar, parity);
 }
-inline void bulk_copy_stream(u32 shared, const void* global, u32 bytes, u32 bar) { emulator::bulk_copy(shared, global, bytes, bar); }
-inline void bulk_copy(u32 shared, const void* global, u32 bytes, u32 bar) { emulator::bulk_copy(shared, global, bytes, bar); }
+inline void bulk_copy(u32 shared, const void* global, u32 bytes, u32 bar) {
+  emulator::bulk_copy(shared, global, bytes, bar);
+}
+inline void bulk_copy_stream(u32 shared, const void* global, u32 bytes, u32 bar) { bulk_copy(shared, global, bytes, bar); }
 
 inline void named_sync(u32 id, u32 threads) { emulator::named_barrier(id, threads, true); }
 inline void named_arrive(u32 id, u32 threads) { emulator::named_barrier(id, threads, false); }
