@@ -213,6 +213,46 @@ def test_release_and_acquire_of_fences_accesses_and_atomics(engine: str, release
     assert (wrong > 0) == ("nothing" in (release, acquire))
 
 
+def ordered_over_ranks(bases, role, scope):
+    """Role 1 stores plainly, releases, raises a flag and stays; role 2, a peer with old lines, acquires and reads.
+    Only the fences have `scope`."""
+    t = fx.Int32(fx.thread_idx.x)
+    data, flag, out = (k.pointer(fx.Int32, each) for each in bases)
+    if role == 1:
+        data[t] = t * 3 + 1
+        fx.memory_fence(ordering=ORDER.Release, syncscope=scope)
+        fx.generic_store(flag, fx.Int32(1), memory_order=ORDER.Monotonic)
+        done = fx.Int32(0)
+        while done != 1:
+            done = fx.generic_load(flag + 1, memory_order=ORDER.Monotonic)
+    else:
+        before = data[t]
+        out[t] = before
+        seen = fx.Int32(0)
+        while seen != 1:
+            seen = fx.generic_load(flag, memory_order=ORDER.Monotonic)
+        fx.memory_fence(ordering=ORDER.Acquire, syncscope=scope)
+        out[64 + t] = data[t]
+        fx.generic_store(flag + 1, fx.Int32(1), memory_order=ORDER.Monotonic)
+
+
+@pytest.mark.parametrize("home", [0, 1], ids=["of the writer", "of the reader"])
+@pytest.mark.parametrize("scope", [None, AGENT], ids=["system", "agent"])
+def test_fences_between_ranks_need_system_scope(engine: Any, scope: Any, home: int) -> None:
+    """On memory of either rank: a device's cache is written back, and dropped, by fences of system scope only."""
+    lowered = k.program(lambda bases, n: k.traced(ordered_over_ranks)(bases, n, scope), bases=3)
+    wrong = 0
+    for seed in range(12):
+        memory = ex.Memory(ranks=2)
+        data = memory.array(home, "data", np.zeros(64, np.int32))
+        flag = memory.array(0, "flag", np.zeros(4, np.int32))
+        out = memory.array(1, "out", np.zeros(128, np.int32))
+        launches = [k.launch(lowered, [data, flag, out], rank + 1, rank=rank) for rank in range(2)]
+        ex.run(launches, memory=memory, engine=engine, model=BLIND, schedule=ex.Schedule.random(seed))
+        wrong += bool((out.array[64:] != np.arange(64) * 3 + 1).any())
+    assert (wrong > 0) == (scope is AGENT)
+
+
 # ---- atomics and uncached memory
 
 
