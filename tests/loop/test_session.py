@@ -74,6 +74,23 @@ def test_seeds_make_the_difference() -> None:
     assert a == c != b
 
 
+def test_anchors_carry_the_temperature_that_q_is_judged_by_and_a_seed_of_their_own() -> None:
+    """q is softmax(logits / T) of the request's T: a drafter that drew at another one would bend the distribution."""
+    target = ScriptedTarget()
+    drafter = ScriptedDrafter(target, sampled_script(target, 4, 0.7))
+    requests = [
+        Request((1, 2), 9, sampling=Sampling(0.7), seed=5),
+        Request((2, 3), 9, sampling=Sampling(1.3, top_k=3), seed=6),
+        Request((3, 4), 9, sampling=Sampling(1e-6), seed=7),
+    ]
+    run(Session(target, drafter), *requests)
+    of_each = [{(a.temperature, a.seed) for a in drafter.proposed if a.request == id} for id in range(3)]
+    assert [len(anchors) for anchors in of_each] == [1, 1, 1], "the same in every round"
+    temperatures, seeds = zip(*(anchors.pop() for anchors in of_each), strict=True)
+    assert temperatures == (0.7, 1.3, 0.0)
+    assert len({*seeds, 5, 6, 7}) == 6, "verification draws by the request's seed, and must not share the draft's draws"
+
+
 def test_every_token_knows_where_it_comes_from() -> None:
     for right, expected in ((4, [Source.ACCEPTED] * 4 + [Source.TARGET]), (1, [Source.ACCEPTED, Source.CORRECTED])):
         session = make(ScriptedTarget(), right)
