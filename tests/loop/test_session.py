@@ -117,6 +117,14 @@ def test_finished_requests_are_inert_and_serve_as_a_prefix() -> None:
     assert session.output(0) == first
 
 
+def test_a_finished_request_cannot_be_cancelled_any_more() -> None:
+    target = ScriptedTarget()
+    session = Session(target, ScriptedDrafter(target, right_then_wrong(target, 4, lambda _a: 4)))
+    run(session, Request((1, 2), 5))
+    session.cancel(0)
+    assert session.finish(0) is Finish.LENGTH
+
+
 def test_a_text_that_fills_the_context_says_so() -> None:
     target = ScriptedTarget(max_positions=16)
     session = make(target)

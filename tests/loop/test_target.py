@@ -51,6 +51,9 @@ def test_pitfall_23_features_are_the_raw_stream_after_each_captured_layer(archit
     assert not torch.allclose(last, states[4][0], atol=0.1)
     with torch.inference_mode():
         torch.testing.assert_close(model.get_decoder().norm(last), states[4][0])
+        model.get_decoder().norm = torch.nn.Identity()  # which shows it as it is: a norm forgets the scale
+        raw = model(input_ids=torch.tensor([TOKENS]), output_hidden_states=True).hidden_states[4][0]
+    torch.testing.assert_close(last, raw)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
