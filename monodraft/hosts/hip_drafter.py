@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from monodraft.checkpoint.weights import DraftWeights
 from monodraft.drafter import Anchor
 from monodraft.errors import Fault, InputError, MonodraftError
 from monodraft.hosts.consensus import Ranks
-from monodraft.hosts.hip_library import Hip, UnsupportedBackend, load_library
+from monodraft.hosts.hip_graph import Graph
+from monodraft.hosts.hip_library import Hip, HipError, UnsupportedBackend, load_library
 from monodraft.hosts.hip_workspace import HipWorkspace, Kernel
 from monodraft.hosts.step_drafter import Row, StepDrafter, step_shape
 from monodraft.plan.shape import AllReduce
@@ -33,9 +35,9 @@ class HipDrafter(StepDrafter):
     """A `StepDrafter` of this process's rank on GPU `device`. NOT run by us.
 
     `group`: a `torch.distributed` group with the gloo backend of `ranks` processes, one a GPU; None for one rank. All
-    ranks make their drafter, and call it, with the same arguments in the same order. `hip` and `compile_plan` stand in
-    for the runtime and the compiler in tests. After a StepFailed on one rank all ranks call `reset`. `close_device`
-    frees the GPU's memory.
+    ranks make their drafter, and call it, with the same arguments in the same order. With `graphs` each launch is
+    captured once, at its first use, and replayed from then on. `hip` and `compile_plan` stand in for the runtime and
+    the compiler in tests. After a StepFailed on one rank all ranks call `reset`. `close_device` frees the GPU's memory.
 
     Raises UnsupportedBackend naming what this machine lacks, InputError and KernelError for what kernel or device
     cannot do, `consensus.Refused` where another rank cannot take part; all before the first hand-shake on the GPU.
@@ -58,6 +60,7 @@ class HipDrafter(StepDrafter):
         all_reduce: AllReduce = AllReduce.AUTO,
         splits: int = 0,
         ticks: int = DEFAULT_TICKS,
+        graphs: bool = False,
         hip: Hip | None = None,
         compile_plan: Callable[[Plan], Any] | None = None,
     ) -> None:
@@ -72,13 +75,15 @@ class HipDrafter(StepDrafter):
         self._hip = self._runtime() if hip is None else hip
         self._compile = _compiler() if compile_plan is None else compile_plan
         self._modules: list[int] = []
+        self._captured: list[Graph] | None = [] if graphs else None
         super().__init__(
             shape, HipWorkspace(shape, weights, self._hip, self._ranks, gpu_number(device)), max_requests, ticks
         )
         try:
             self.program(shape.requests, shape.context_rows)
         except BaseException:
-            self.close_device()
+            with suppress(HipError):  # the first error is the one to tell
+                self.close_device()
             raise
 
     def _runtime(self) -> Hip:
@@ -93,8 +98,8 @@ class HipDrafter(StepDrafter):
         assert hip is not None
         return hip
 
-    def program(self, requests: int, context_rows: int, sampled: bool = False) -> tuple[Plan, Kernel]:
-        """Plan and loaded kernel of a launch; compiled at the first use, on all ranks or on none. Raises
+    def program(self, requests: int, context_rows: int, sampled: bool = False) -> tuple[Plan, Kernel | Graph]:
+        """Plan and loaded kernel of a launch, or its graph; compiled at the first use, on all ranks or on none. Raises
         `consensus.Refused` where the ranks launch steps of other rows or have other kernels."""
         key = requests, context_rows, sampled
         if key not in self._programs:
@@ -105,12 +110,12 @@ class HipDrafter(StepDrafter):
             try:
                 compiled = self._compiled(plan)
                 digest = hashlib.sha256(compiled.code_object).hexdigest()
-                kernel = self._load(compiled)
+                program = self._load(plan, compiled)
             except MonodraftError as failed:
                 error = failed
             self._ranks.agree("the kernel", error)
             self._ranks.same("the kernel", {"SHA-256 of the code object": digest})
-            self._programs[key] = plan, kernel
+            self._programs[key] = plan, program
         return self._programs[key]
 
     def _compiled(self, plan: Plan) -> Any:
@@ -122,12 +127,16 @@ class HipDrafter(StepDrafter):
             )
         return compiled
 
-    def _load(self, compiled: Any) -> Kernel:
+    def _load(self, plan: Plan, compiled: Any) -> Kernel | Graph:
         module = self._hip.load_module(compiled.code_object)
         self._modules.append(module)
         kernel = Kernel(self._hip.function(module, compiled.kernel), compiled.kernel)
         self.workspace.check_resident(kernel)
-        return kernel
+        if self._captured is None:
+            return kernel
+        graph = self.workspace.capture(plan, kernel, self._ticks)
+        self._captured.append(graph)
+        return graph
 
     def _write_inputs(self, anchors: Sequence[Anchor], rows: Sequence[Row]) -> None:
         # A graph may have replayed launches since: the counter is the device's.
@@ -141,6 +150,8 @@ class HipDrafter(StepDrafter):
 
     def close_device(self) -> None:
         """Free everything on the GPU; no rank may launch any more. May be called twice."""
+        while self._captured:
+            self._captured.pop().close()
         while self._modules:
             self._hip.unload_module(self._modules.pop())
         self.workspace.close()

@@ -19,6 +19,8 @@ UNCACHED = 3
 IPC_LAZY_PEER_ACCESS = 1
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 NON_BLOCKING = 1
+CAPTURE_THREAD = 1
+"""hipStreamCaptureModeThreadLocal: calls of other threads do not spoil a capture."""
 COMPUTE_UNITS, LDS_PER_BLOCK = 63, 74
 """hipDeviceAttributeMultiprocessorCount, hipDeviceAttributeMaxSharedMemoryPerBlock."""
 HANDLE_BYTES = 64
@@ -195,6 +197,32 @@ class Hip:
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
         sizes = [ctypes.c_uint(size) for size in (ctas, 1, 1, threads, 1, 1, 0)]
         self.call("hipModuleLaunchKernel", ctypes.c_void_p(function), *sizes, ctypes.c_void_p(stream), pointers, None)
+
+    def begin_capture(self, stream: int) -> None:
+        """From here on, launches on the stream are recorded and not run."""
+        self.call("hipStreamBeginCapture", ctypes.c_void_p(stream), ctypes.c_int(CAPTURE_THREAD))
+
+    def end_capture(self, stream: int) -> int:
+        """The graph of what was recorded."""
+        graph = ctypes.c_void_p()
+        self.call("hipStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        return graph.value or 0
+
+    def instantiate(self, graph: int) -> int:
+        """An executable of a graph."""
+        executable = ctypes.c_void_p()
+        nothing = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(0)
+        self.call("hipGraphInstantiate", ctypes.byref(executable), ctypes.c_void_p(graph), *nothing)
+        return executable.value or 0
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        self.call("hipGraphLaunch", ctypes.c_void_p(executable), ctypes.c_void_p(stream))
+
+    def destroy_executable(self, executable: int) -> None:
+        self.call("hipGraphExecDestroy", ctypes.c_void_p(executable))
+
+    def destroy_graph(self, graph: int) -> None:
+        self.call("hipGraphDestroy", ctypes.c_void_p(graph))
 
 
 def _allocator_faults() -> list[Fault]:

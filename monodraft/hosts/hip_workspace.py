@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from monodraft.device.health import HEALTHY
 from monodraft.errors import Fault, KernelError, MonodraftError
 from monodraft.hosts.arguments import DTYPES, check_base, check_inputs, check_pages, check_sizes, check_ticks
 from monodraft.hosts.consensus import Ranks, fields_of
+from monodraft.hosts.hip_graph import Graph
 from monodraft.hosts.hip_library import COMPUTE_UNITS, LDS_PER_BLOCK, ON_DEVICE, TO_DEVICE, TO_HOST, Hip, HipError
 from monodraft.hosts.packing import pack_rank
 from monodraft.hosts.workspace import check_same_layout
@@ -112,7 +113,8 @@ class HipWorkspace:
             self._together("peer memory", partial(self._await_marks, probe))
             self._together("peer memory", self._clear_marks)
         except BaseException:
-            self.close()
+            with suppress(HipError):  # the first error is the one to tell
+                self.close()
             raise
 
     def _together(self, what: str, work: Callable[[], None]) -> None:
@@ -227,20 +229,34 @@ class HipWorkspace:
         )
         return [*(ctypes.c_int64(word) for word in words), ctypes.c_int32(self.rank), ctypes.c_int32(self.shape.layers)]
 
-    def launch(self, plan: Plan, program: Kernel, ticks: int) -> None:
-        """Run one step on this rank and wait for its end, which the kernel's own bound makes sure of.
+    def capture(self, plan: Plan, kernel: Kernel, ticks: int) -> Graph:
+        """A graph of the launch of a plan's kernel, for `launch`; the caller closes it before this workspace."""
+        self.check(plan.shape)
+        return Graph(self.hip, plan, ticks, self.stream, partial(self._enqueue, plan, kernel, ticks))
 
-        Raises KernelError while another launch is live and for inputs that cannot be; see `failures.failure` after.
+    def _enqueue(self, plan: Plan, kernel: Kernel, ticks: int) -> None:
+        threads = 64 * plan.shape.waves
+        self.hip.launch(kernel.function, plan.shape.ctas, threads, self.stream, self.arguments(ticks))
+
+    def launch(self, plan: Plan, program: Kernel | Graph, ticks: int) -> None:
+        """Run one step on this rank, its kernel or its graph, and wait for its end: the kernel's own bound brings it.
+
+        Raises KernelError while another launch is live, for inputs that cannot be and for a graph of another launch;
+        see `failures.failure` after.
         """
         self.check(plan.shape)
+        if isinstance(program, Graph):
+            program.check(plan, ticks)
         if self.busy:
             raise KernelError("one launch a workspace", [Fault("workspace", "a live launch", "none")])
         check_inputs(plan.shape, self.local[0])
         self.busy = True
         try:
             self.local[0].upload(*INPUTS)
-            threads = 64 * plan.shape.waves
-            self.hip.launch(program.function, plan.shape.ctas, threads, self.stream, self.arguments(ticks))
+            if isinstance(program, Graph):
+                program.replay()
+            else:
+                self._enqueue(plan, program, ticks)
             self.hip.synchronize(self.stream)
             self.local[0].download(*OUTPUTS)
         finally:

@@ -12,7 +12,16 @@ import numpy as np
 from monodraft.hosts.consensus import Ranks
 from monodraft.hosts.hip_library import COMPUTE_UNITS, LDS_PER_BLOCK
 
-OUT_OF_MEMORY, INVALID = 2, 1
+OUT_OF_MEMORY, INVALID, CAPTURE_UNSUPPORTED = 2, 1, 900
+
+
+NAMES = {
+    OUT_OF_MEMORY: b"hipErrorOutOfMemory",
+    INVALID: b"hipErrorInvalidValue",
+    CAPTURE_UNSUPPORTED: b"hipErrorStreamCaptureUnsupported",
+}
+SYNCHRONOUS = ("hipMemcpy", "hipMemset", "hipMalloc", "hipFree", "hipStreamSynchronize", "hipStreamBeginCapture")
+"""What a thread may not call while it captures."""
 
 
 class FakeGroup:
@@ -51,6 +60,8 @@ class FakeHip:
         self.uncached: set[int] = set()
         self.opened: list[int] = []
         self.streams = self.modules = 0
+        self.recorded: list[list[int]] | None = None  # launches of a capture that is under way
+        self.graphs: dict[int, list[list[int]]] = {}  # launches by handle, of graphs and of their executables
         self.on_launch: Callable[[list[int]], None] = lambda arguments: None
 
     def __getattr__(self, name: str) -> Any:
@@ -62,17 +73,21 @@ class FakeHip:
 
         def function(*arguments: Any) -> int:
             self.calls.append(name)
+            if name == "hipStreamEndCapture" and name in self.fail:
+                self.recorded = None  # a capture that ends badly has ended
+            if self.recorded is not None and name in SYNCHRONOUS:
+                return CAPTURE_UNSUPPORTED
             return self.fail[name] if name in self.fail else work(self, *arguments) or 0
 
         return function
 
     @property
     def left(self) -> tuple[int, int, int, int]:
-        """What has not been given back: allocations, mappings, streams, modules."""
-        return len(self.blocks), len(self.opened), self.streams, self.modules
+        """What has not been given back: allocations, mappings, streams, modules with graphs and their executables."""
+        return len(self.blocks), len(self.opened), self.streams, self.modules + len(self.graphs)
 
     def _hipGetErrorName(self, code: int) -> bytes:  # noqa: N802
-        return {OUT_OF_MEMORY: b"hipErrorOutOfMemory", INVALID: b"hipErrorInvalidValue"}.get(code, b"hipErrorUnknown")
+        return NAMES.get(code, b"hipErrorUnknown")
 
     def _hipGetDeviceCount(self, count: Any) -> None:  # noqa: N802
         count._obj.value = 1
@@ -143,7 +158,43 @@ class FakeHip:
         *sizes, _, pointers, _ = rest
         self.grid = [size.value for size in sizes]
         kinds = [ctypes.c_int64] * 8 + [ctypes.c_int32] * 2
-        self.on_launch([kind.from_address(p).value for kind, p in zip(kinds, pointers, strict=True)])
+        arguments = [kind.from_address(p).value for kind, p in zip(kinds, pointers, strict=True)]
+        if self.recorded is None:
+            self.on_launch(arguments)
+        else:
+            self.recorded.append(arguments)
+
+    def _hipStreamBeginCapture(self, stream: Any, mode: Any) -> int:  # noqa: N802
+        assert mode.value == 1
+        if self.recorded is not None:
+            return INVALID
+        self.recorded = []
+        return 0
+
+    def _hipStreamEndCapture(self, stream: Any, graph: Any) -> int:  # noqa: N802
+        if self.recorded is None:
+            return INVALID
+        graph._obj.value = self._keep(self.recorded)
+        self.recorded = None
+        return 0
+
+    def _hipGraphInstantiate(self, executable: Any, graph: Any, *nothing: Any) -> None:  # noqa: N802
+        assert [value.value for value in nothing] == [None, None, 0]
+        executable._obj.value = self._keep(self.graphs[graph.value])
+
+    def _keep(self, launches: list[list[int]]) -> int:
+        handle = 0x4000 + len(self.calls)
+        self.graphs[handle] = launches
+        return handle
+
+    def _hipGraphLaunch(self, executable: Any, stream: Any) -> None:  # noqa: N802
+        for arguments in self.graphs[executable.value]:
+            self.on_launch(arguments)
+
+    def _hipGraphExecDestroy(self, executable: Any) -> None:  # noqa: N802
+        del self.graphs[executable.value]
+
+    _hipGraphDestroy = _hipGraphExecDestroy  # noqa: N815
 
 
 def words(address: int, count: int, dtype: Any = np.uint32) -> np.ndarray:
