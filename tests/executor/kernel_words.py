@@ -7,6 +7,7 @@ from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
+import numpy as np
 from flydsl._mlir import ir
 from flydsl._mlir.dialects import llvm
 from flydsl._mlir.dialects import rocdl as raw_rocdl
@@ -78,3 +79,14 @@ def program(body: Callable[..., None], ctas: int = 1, threads: int = 64, bases: 
 
 def launch(lowered: ex.Program, bases: list[Any], n: int = 0, rank: int = 0) -> ex.Launch:
     return ex.Launch(lowered, [*bases, *[0] * (4 - len(bases)), n], rank)
+
+
+def run(body: Any, *arrays: np.ndarray, n: int = 0, ctas: int = 1, threads: int = 64, **options: Any) -> ex.Report:
+    """Run `body(bases, n)` on arrays of rank 0."""
+    names = ("a", "b", "c", "d")
+    memory = options.pop("memory", None) or ex.Memory()
+    regions = [memory.array(0, name, array) for name, array in zip(names, arrays, strict=False)]
+    lowered = program(
+        body if body.__name__ == "<lambda>" else traced(body), ctas=ctas, threads=threads, bases=max(len(regions), 1)
+    )
+    return ex.run(launch(lowered, regions or [0], n), memory=memory, gpu=ex.Gpu.mi355x(cus=8), **options)
