@@ -278,6 +278,7 @@ class FaultyDrafter(ExecutorDrafter):
             all_reduce=setting.mode,
             splits=setting.splits,
             ticks=ticks,
+            gpu=ex.Gpu.mi355x(cus=setting.ctas, xcds=setting.ctas),  # no two CTAs share an L2
             schedule=lambda _: self.schedule_of_turn,
         )
         self._run["limits"] = ex.Limits(jump=JUMP)

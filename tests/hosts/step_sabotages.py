@@ -1,58 +1,24 @@
-"""The hand-offs of the stages, sabotaged one at a time: copies of `monodraft.stages` with one text changed."""
+"""The hand-offs of the vanilla step's stages, sabotaged one at a time: waits, flags, puts, the counter."""
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import sys
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
+from sabotage import Sabotage, mutant, no_publish, no_wait
 
-import monodraft.stages
+__all__ = ["SABOTAGES", "Sabotage", "mutant"]
 
-_NUMBERS = itertools.count()
-_FOLDER = tempfile.TemporaryDirectory(prefix="stage-mutants-")
-
-
-@dataclass(frozen=True)
-class Sabotage:
-    """`old` text of a `file` of monodraft/stages becomes `new`."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-
-
-WAIT = "    dw.wait_flags(step.geo, base, owners,"
-PUBLISH = "    if step.cta < owners:\n        dw.publish(base, step.cta, step.tag)\n"
 OWNER_PUT = "    dw.st(base + fx.Int64(step.rank) * nbytes, index * 2, pair, cm=dw.CM_SYS, nbytes=nbytes)\n"
 SUM_PUT = "fx.Vector.from_elements(pairs, fx.Int32), cm=dw.CM_SYS, nbytes=row_bytes)"
 OFFER = "stores, words, cm=dw.CM_SYS, nbytes=nbytes)"
-
-
-def no_wait(stage: str, producer: str) -> Sabotage:
-    """`stage` does not wait for `producer`."""
-    skipped = f"    if (stage, producer) != ({stage!r}, {producer!r}):\n    {WAIT}"
-    return Sabotage(f"no-wait-{stage}-{producer}", "exchange.py", WAIT, skipped)
-
-
-def no_publish(stage: str) -> Sabotage:
-    """`stage` publishes no flag of its first CTA."""
-    first = f"(step.cta > 0) & (step.cta < owners) if stage == {stage!r} else step.cta < owners"
-    return Sabotage(
-        f"no-publish-{stage}", "exchange.py", PUBLISH, PUBLISH.replace("if step.cta < owners:", f"if {first}:")
-    )
-
-
 SABOTAGES = [
     no_wait("context_norm", "fc"),
     no_wait("context_kv", "context_norm"),
     no_wait("pool", "context_kv"),
-    # Not here: context_ready<pool. Every owner of pool owns qkv tiles too, whose flags attention waits for, and their
-    # publish drains what that CTA stored before: without the wait nothing changes in this geometry.
+    no_wait(
+        "context_ready",
+        "pool",
+        survives="every owner of pool owns qkv tiles too, whose flags attention waits for, and their publish drains "
+        "what that CTA stored before",
+    ),
     no_wait("qkv", "input"),
     no_wait("attention", "qkv"),
     no_wait("o", "attention"),
@@ -103,21 +69,3 @@ SABOTAGES = [
         "dw.st(epoch, place, step.epoch - 1, nbytes=4)",
     ),
 ]
-
-
-def mutant(sabotage: Sabotage) -> ModuleType:
-    """`step` of a package like `monodraft.stages` but for the sabotage; its `old` text must occur exactly once."""
-    package = f"stages_{next(_NUMBERS)}_{sabotage.name.replace('-', '_')}"
-    target = Path(_FOLDER.name) / package
-    target.mkdir()
-    (source,) = monodraft.stages.__path__
-    for path in sorted(Path(source).glob("*.py")):
-        text = path.read_text()
-        if path.name == sabotage.file:
-            assert text.count(sabotage.old) == 1, f"{sabotage.name}: {text.count(sabotage.old)} times"
-            text = text.replace(sabotage.old, sabotage.new)
-        (target / path.name).write_text(text.replace("monodraft.stages", package))
-    if _FOLDER.name not in sys.path:
-        sys.path.insert(0, _FOLDER.name)
-    importlib.invalidate_caches()
-    return importlib.import_module(f"{package}.step")

@@ -13,7 +13,19 @@ import torch
 
 pytest.importorskip("flydsl")
 
-from fault_cases import BASE, LEAVE, MORE, TWO_STAGE, drafter, failed, in_time, place, wanted_tokens, within_rank
+from fault_cases import (
+    BASE,
+    LEAVE,
+    MORE,
+    SEEDED_TICKS,
+    TWO_STAGE,
+    drafter,
+    failed,
+    in_time,
+    place,
+    wanted_tokens,
+    within_rank,
+)
 from faulty import ROWS, TICKS, FaultyDrafter, Setting
 
 import monodraft.executor as ex
@@ -215,6 +227,24 @@ def test_ranks_that_launch_steps_of_other_rows(requests: tuple[int, int], contex
 def roomy() -> FaultyDrafter:
     """A drafter with room for two requests."""
     return FaultyDrafter(Setting(requests=2))
+
+
+def test_a_launch_is_replayed_without_the_host() -> None:
+    """The very same arguments 12 times, nothing written between: the epoch goes on by itself and the bytes stay."""
+    steps = drafter(TWO_STAGE)
+    assert torch.equal(steps.turn(), wanted_tokens(TWO_STAGE))
+    workspace, (_, program) = steps.workspace, steps.program(1, 16)
+    launches = [ex.Launch(program, workspace.arguments(rank, SEEDED_TICKS), rank=rank) for rank in range(2)]
+
+    def outputs() -> list[bytes]:
+        return [view(name).tobytes() for view in workspace.local for name in ("tokens", "confidence", "final")]
+
+    first, before = outputs(), last_epoch(workspace, 0)
+    for replay in range(1, 13):
+        ex.run(launches, memory=workspace.memory, schedule=ex.Schedule.random(replay), **steps._run)
+        assert workspace.health_word == 0
+        assert [last_epoch(workspace, rank) for rank in range(2)] == [before + replay] * 2
+        assert outputs() == first
 
 
 def test_tags_go_on_where_the_counter_starts_again() -> None:
