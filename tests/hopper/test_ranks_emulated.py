@@ -1,6 +1,7 @@
 """Rank groups executed on a CPU: the reference's drafts, the same bytes on every rank, and ranks that fail."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.shipped import DRAFTER, PAIR, TARGET
 from monodraft.checkpoint.weights import DraftWeights
-from monodraft.drafter import Anchor, ContextRows, Draft
+from monodraft.drafter import Anchor, ContextRows
 from monodraft.errors import StepFailed
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.emulator import Emulator
@@ -58,33 +59,36 @@ def assert_ranks_equal(ours: HopperDrafter) -> None:
     assert all(other == first for other in others)
 
 
-def turns(ours: HopperDrafter, theirs: ReferenceDrafter, lengths: tuple[int, ...]) -> Iterator[tuple[Draft, object]]:
-    """The same commits and proposals to both, until the context has each of `lengths`."""
-    config = ours.config
-    for each in (ours, theirs):
+def turns(ours: HopperDrafter, *references: ReferenceDrafter) -> Iterator[tuple[Any, ...]]:
+    """The same commits and proposals to all, at contexts of 1, 9 and 30 rows: our draft, and theirs with margins."""
+    config, before = ours.config, 0
+    for each in (ours, *references):
         each.open(0)
-    before = 0
-    for length in lengths:
-        for each in (ours, theirs):
+    for length in (1, 9, 30):
+        for each in (ours, *references):
             each.commit([rows(config, 0, before, length - before)])
         before = length
         anchors = [Anchor(0, 3 + length, length)]
-        [draft], [wanted] = ours.propose(anchors, logits=True), theirs.propose_with_margins(anchors, logits=True)
-        yield draft, wanted
+        [draft] = ours.propose(anchors, logits=True)
+        yield draft, *(each.propose_with_margins(anchors, logits=True)[0] for each in references)
 
 
 def compare(config: DraftConfig, weights: DraftWeights, ranks: int, mxfp8: bool) -> None:
     """Tokens of the reference with simulated ranks, up to near ties; all ranks byte-equal."""
     ours = drafter(config, weights, ranks, mxfp8)
     theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", max_requests=2, ranks=ranks)
-    for draft, wanted in turns(ours, theirs, (1, 9, 30)):
-        error = (draft.logits - wanted.draft.logits)[0].abs().max()
-        assert error < 0.1  # deferred norms and the order of sums: bf16 noise of logits of size 10
+    smooth = ReferenceDrafter(config, weights, "exact", max_requests=2)
+    errors, noises = [], []
+    for draft, wanted, exact in turns(ours, theirs, smooth):
+        errors.append((draft.logits - wanted.draft.logits)[0])
+        noises.append((wanted.draft.logits - exact.draft.logits)[0])
         differing = (draft.tokens != wanted.draft.tokens).nonzero()
         if len(differing):
             slot = int(differing[0])
-            assert wanted.margins[slot] <= 2 * (draft.logits - wanted.draft.logits)[slot].abs().max() < 0.2
+            assert wanted.margins[slot] <= 2 * (draft.logits - wanted.draft.logits)[slot].abs().max()
         assert_ranks_equal(ours)
+    # First slots, which hang on no draft: no farther in the mean square than two realisations of the same roundings.
+    assert torch.stack(errors).norm() <= 1.25 * 2**0.5 * torch.stack(noises).norm()
 
 
 @pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])
