@@ -53,15 +53,13 @@ def _make_hopper(
     faults = []
     if numerics not in ("bf16", "w8a16"):
         faults.append(Fault("--numerics", numerics, "bf16 or w8a16"))
-    if ranks != 1:
-        faults.append(Fault("--ranks", str(ranks), "1: several ranks have no Hopper kernel"))
     if not str(device).startswith("cuda"):
         faults.append(Fault("--device", str(device), "cuda, where the Hopper kernels run"))
     if faults:
         raise InputError("the Hopper backend cannot run this", faults)
     if positions is not None:  # it counts the context alone, without the block behind it
         options["max_positions"] = min(positions, config.max_positions) - config.block_size
-    return HopperDrafter(config, weights, mxfp8=numerics == "w8a16", max_requests=max_requests, **options)
+    return HopperDrafter(config, weights, mxfp8=numerics == "w8a16", max_requests=max_requests, ranks=ranks, **options)
 
 
 def _hopper_unavailable() -> str | None:

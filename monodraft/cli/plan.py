@@ -64,7 +64,7 @@ def plan_command(
     for line in _summary(plan, total, checked, speed.name):
         console.print(line, highlight=False)
     if picture is not None:
-        console.print(f"drawn to {picture}")
+        console.print(f"drawn to {picture}", markup=False)
 
 
 def described(plan: Plan, costs: list[Any], total: Any, layer: Any, checked: int) -> dict[str, Any]:
