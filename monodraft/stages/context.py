@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flydsl.expr as fx
@@ -60,25 +61,38 @@ def norm_context(step: Step) -> None:
 def keys_values(step: Step) -> None:
     """k and v of every layer from the same context rows, to `context_kv` [row][layer][k, v]."""
     shape = step.shape
-    wait_stage(step, "context_kv", "context_norm")
     tiles = 2 * shape.kv_size // TILE
+    held = context_weights(step, fx.Int32(step.cta))
+    wait_stage(step, "context_kv", "context_norm")
     for task in range(step.cta, shape.layers * tiles, shape.ctas):
-        context_tile(step, fx.Int32(task) // tiles, fx.Int32(task) % tiles)
+        context_tile(step, fx.Int32(task) // tiles, fx.Int32(task) % tiles, held)
+        held = context_weights(step, fx.Int32(task) + shape.ctas)
     publish_stage(step, "context_kv")
 
 
-def context_tile(step: Step, layer: Any, tile: Any) -> None:
-    """One tile of k, v rows of one layer."""
+def context_weights(step: Step, task: Any) -> list[Any]:
+    """Weight operands of a task of `keys_values`, words and scale of each chunk; nothing is read past the last task."""
+    shape = step.shape
+    k, tiles = shape.hidden, 2 * shape.kv_size // TILE
+    exists = task < shape.layers * tiles
+    task = exists.select(task, fx.Int32(0))
+    row = fx.Int64(task % tiles) * TILE + shape.q_size
+    elements = step.weights.at("qkv", task // tiles) + row * k
+    scales = step.weights.at("qkv.scales", task // tiles) + row * (k // MX_BLOCK)
+    lane = exists.select(fx.Int32(0), fx.Int32(TILE)) + dw.lane() % TILE
+    flat: list[Any] = []
+    for c in range(step.geo.chunks(k)):
+        flat += dw.w_chunk(step.geo, elements, scales, lane, c, k, TILE)
+    return flat
+
+
+def context_tile(step: Step, layer: Any, tile: Any, held: Sequence[Any]) -> None:
+    """One tile of k, v rows of one layer; `held`: its `context_weights`."""
     shape = step.shape
     k, width = shape.hidden, 2 * shape.kv_size
-    row = fx.Int64(tile) * TILE + shape.q_size
-    elements = step.weights.at("qkv", layer) + row * k
-    scales = step.weights.at("qkv.scales", layer) + row * (k // MX_BLOCK)
     tokens = quantised_tokens(step, "context8", k, shape.context_rows)
-    lane = dw.lane() % TILE
-    chunks = range(step.geo.chunks(k))
-    weights = [dw.w_chunk(step.geo, elements, scales, lane, c, k, TILE) for c in chunks]
-    dw.red_store(step.geo, step.lds.red, 0, dw.mma_chain(weights, [tokens(c) for c in chunks]))
+    weights = list(zip(held[0::2], held[1::2], strict=True))
+    dw.red_store(step.geo, step.lds.red, 0, dw.mma_chain(weights, [tokens(c) for c in range(step.geo.chunks(k))]))
     gpu.barrier()
     store_tile(step, "context_kv", tile + layer * (width // TILE), shape.context_rows, shape.layers * width)
     gpu.barrier()

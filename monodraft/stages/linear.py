@@ -116,25 +116,49 @@ def store_tile(step: Step, name: str, tile: Any, rows: int, stride: int, first: 
 
 
 @dw.traced
-def bf16_tile(step: Step, weights: Any, x: Any, k: int, rows: int, cm: int = dw.CM_DEV) -> Any:
+def bf16_tile(
+    step: Step, weights: Any, x: Any, k: int, rows: int, cm: int = dw.CM_DEV, held: Sequence[Any] | None = None
+) -> Any:
     """This wave's partial of the 16 bf16 weight rows at `weights` [16][k] times bf16 x[rows][k]; Float32 Vector of 4.
 
-    Wave w walks a consecutive eighth of K, 32 values an instruction, in order.
+    Wave w walks a consecutive eighth of K, 32 values an instruction, in order. `held`: `bf16_group` 0 of the tile,
+    where it was requested before.
     """
-    units = k // UNIT
-    share = -(-units // step.geo.waves)
-    group = min(share, 8)
-    lane = dw.lane()
-    row, part = lane % TILE_ROWS, lane // TILE_ROWS * 16
-    tile, columns = resource(weights, TILE_ROWS * k * 2), resource(x, rows * k * 2)
-    first = dw.wave() * share
-    acc = fx.Vector.filled(4, 0.0, fx.Float32)
-    for g in range(fx.Int32(0), fx.Int32(-(-share // group)), fx.Int32(1)):
-        places = [_unit_place(first, fx.Int32(g) * group + j, share, units, row * (2 * k) + part) for j in range(group)]
-        a = [_vector(load_words(tile, place, 16, 0)) for place in places]
-        b = [_vector(load_words(columns, place, 16, cm)) for place in places]
+    share, group = _share(step, k)
+    columns = resource(x, rows * k * 2)
+    first = bf16_group(step, weights, k, 0) if held is None else held
+    products = [_vector(load_words(columns, place, 16, cm)) for place in _group_places(step, k, 0)]
+    acc = chain_bf16(fx.Vector.filled(4, 0.0, fx.Float32), first, products)
+    for g in range(fx.Int32(1), fx.Int32(-(-share // group)), fx.Int32(1)):
+        a = bf16_group(step, weights, k, fx.Int32(g))
+        b = [_vector(load_words(columns, place, 16, cm)) for place in _group_places(step, k, fx.Int32(g))]
         acc = chain_bf16(acc, a, b)
     return acc
+
+
+def bf16_group(step: Step, weights: Any, k: int, g: Any, exists: Any = None) -> list[Any]:
+    """Weight operands of group `g` (up to 8 units of 32 values) of this wave's share of a `bf16_tile`; zeros, and no
+    bytes read, where it does not exist."""
+    tile = resource(weights, TILE_ROWS * k * 2)
+    places = _group_places(step, k, g)
+    if exists is not None:
+        places = [exists.select(place, fx.Int32(OUT_OF_RESOURCE)) for place in places]
+    return [_vector(load_words(tile, place, 16, 0)) for place in places]
+
+
+def _share(step: Step, k: int) -> tuple[int, int]:
+    """Units of 32 values that a wave walks, and how many of them are loaded at a time."""
+    share = -(-(k // UNIT) // step.geo.waves)
+    return share, min(share, 8)
+
+
+def _group_places(step: Step, k: int, g: Any) -> list[Any]:
+    """Byte offsets of a lane's 16 bytes of each unit of group `g`."""
+    share, group = _share(step, k)
+    lane = dw.lane()
+    row_part = lane % TILE_ROWS * (2 * k) + lane // TILE_ROWS * 16
+    first = dw.wave() * share
+    return [_unit_place(first, fx.Int32(g) * group + j, share, k // UNIT, row_part) for j in range(group)]
 
 
 def chain_bf16(acc: Any, a: Sequence[Any], b: Sequence[Any]) -> Any:

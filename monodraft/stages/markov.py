@@ -21,7 +21,7 @@ from monodraft.device.random import gumbel, philox4x32
 from monodraft.plan.lds import LANES
 from monodraft.plan.shape import TILE
 from monodraft.stages.exchange import wait_stage
-from monodraft.stages.linear import bf16_tile
+from monodraft.stages.linear import bf16_group, bf16_tile
 from monodraft.stages.markov_inner import bias_operands, clear_state, serial_part
 from monodraft.stages.scope import Step
 
@@ -35,18 +35,35 @@ Pick = tuple[Any, Any]
 
 @dw.traced
 def lm_head(step: Step) -> None:
-    """Base logits of this CTA's vocabulary tiles: bf16 as Float32 to local `base` [tile][token][row]; own CTA reads."""
+    """Base logits of this CTA's vocabulary tiles: bf16 as Float32 to local `base` [tile][token][row]; own CTA reads.
+
+    The first weights are requested before the wait for the rows, those of the next tile behind a tile.
+    """
+    held = base_ahead(step, fx.Int32(step.cta))
     wait_stage(step, "lm_head", "input", 0, of=step.shape.layers)
     for tile in range(step.cta, step.shape.vocab_tiles, step.shape.ctas):
-        base_tile(step, fx.Int32(tile))
+        base_tile(step, fx.Int32(tile), held)
+        held = base_ahead(step, fx.Int32(tile) + step.shape.ctas)
     own_stores_done()
 
 
-def base_tile(step: Step, tile: Any) -> None:
-    """One tile of base logits."""
+def base_weights(step: Step, tile: Any) -> Any:
+    """Address of the LM head's rows of a tile."""
+    return step.weights.at("lm_head") + fx.Int64(tile) * (TILE * step.shape.hidden * 2)
+
+
+def base_ahead(step: Step, tile: Any) -> list[Any]:
+    """The first weight operands of a tile of base logits; nothing is read past the last tile."""
+    exists = tile < step.shape.vocab_tiles
+    weights = base_weights(step, exists.select(tile, fx.Int32(0)))
+    return bf16_group(step, weights, step.shape.hidden, 0, exists)
+
+
+def base_tile(step: Step, tile: Any, held: Sequence[Any]) -> None:
+    """One tile of base logits; `held`: its `base_ahead`."""
     shape, tile_bytes = step.shape, 4 * TILE * TILE
-    weights = step.weights.at("lm_head") + fx.Int64(tile) * (TILE * shape.hidden * 2)
-    acc = bf16_tile(step, weights, step.local.at("final"), shape.hidden, shape.rows)
+    weights = base_weights(step, tile)
+    acc = bf16_tile(step, weights, step.local.at("final"), shape.hidden, shape.rows, held=held)
     dw.red_store(step.geo, step.lds.red, 0, acc)
     gpu.barrier()
     place = fx.thread_idx.x % (TILE * TILE)
@@ -70,18 +87,40 @@ def chain(step: Step) -> None:
     if fx.const_expr(shape.config.markov is MarkovKind.RNN):
         clear_state(step)
     first_ids(step, anchors)
+    held = bias_ahead(step, first_bias_tile(step), fx.Int32(shape.vocab_tiles))
     gpu.barrier()
     for slot in range(fx.Int32(0), fx.Int32(shape.block), fx.Int32(1)):
-        draft_slot(step, fx.Int32(slot))
+        held = draft_slot(step, fx.Int32(slot), held)
         gpu.barrier()
 
 
-def draft_slot(step: Step, slot: Any) -> None:
-    """One slot of the chain."""
+def draft_slot(step: Step, slot: Any, held: Sequence[Any]) -> list[Any]:
+    """One slot of the chain; `held`: w2's rows of this wave's first tile. Gives those of the next slot, asked for before
+    the wait for the candidates."""
     if step.shape.inner_rows:
         serial_part(step.pinned(slot), slot)
-    offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot))
+    offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot, held))
+    tiles = (slot + 1 < step.shape.block).select(fx.Int32(step.shape.vocab_tiles), fx.Int32(0))
+    held = bias_ahead(step.pinned(slot), first_bias_tile(step), tiles)
     take(step.pinned(slot), slot)
+    return held
+
+
+def first_bias_tile(step: Step) -> Any:
+    """The first tile of w2 that this wave takes."""
+    return fx.Int32(step.cta) + step.shape.ctas * dw.wave()
+
+
+def bias_ahead(step: Step, tile: Any, tiles: Any) -> list[Any]:
+    """Weight operands of a tile of w2, 16 rows; nothing is read from tile `tiles` on."""
+    row_bytes = 2 * step.shape.markov_rank
+    exists = tile < tiles
+    rows = step.weights.at("markov_w2") + fx.Int64(exists.select(tile, fx.Int32(0))) * (TILE * row_bytes)
+    weights = resource(rows, TILE * row_bytes)
+    lane = dw.lane()
+    place = exists.select(lane % TILE_ROWS * row_bytes + 16 * (lane // TILE_ROWS), fx.Int32(TILE * row_bytes))
+    units = range(step.shape.markov_rank // UNIT)
+    return [fx.Vector.from_elements(load_words(weights, place + 2 * UNIT * i, 16, 0), fx.Int32) for i in units]
 
 
 @dw.traced
@@ -92,8 +131,9 @@ def first_ids(step: Step, anchors: Any) -> None:
 
 
 @dw.traced
-def best_of_tiles(step: Step, slot: Any) -> Pick:
-    """A lane's best of this wave's tiles for request lane % 16: corrected logits = base + bf16(w2 e)."""
+def best_of_tiles(step: Step, slot: Any, held: Sequence[Any]) -> Pick:
+    """A lane's best of this wave's tiles for request lane % 16: corrected logits = base + bf16(w2 e). `held`: w2's rows
+    of the first tile."""
     shape, ctas = step.shape, step.shape.ctas
     column, part = dw.lane() % TILE, dw.lane() // TILE_ROWS
     request = (column < shape.requests).select(column, fx.Int32(0))
@@ -103,7 +143,8 @@ def best_of_tiles(step: Step, slot: Any) -> Pick:
     best, chosen = fx.Float32(NOTHING), fx.Int32(shape.config.vocab_size)
     first_id = step.rank * shape.vocab
     for tile in range(step.cta + ctas * dw.wave(), shape.vocab_tiles, ctas * step.geo.waves):
-        corrected = corrected_logits(step, fx.Int32(tile), slot, column, part, e)
+        corrected = corrected_logits(step, fx.Int32(tile), slot, column, part, e, held)
+        held = bias_ahead(step, fx.Int32(tile) + ctas * step.geo.waves, fx.Int32(shape.vocab_tiles))
         first = fx.Int32(tile) * TILE + part * 4
         scores = scores_of(step, corrected, first, first_id + first, noise)
         for i in fx.range_constexpr(4):
@@ -166,15 +207,15 @@ def embedding_operands(step: Step, previous: Any, column: Any, part: Any) -> lis
     return [fx.Vector.from_elements(load_words(where, place + 2 * UNIT * i, 16, 0), fx.Int32) for i in steps]
 
 
-def corrected_logits(step: Step, tile: Any, slot: Any, column: Any, part: Any, e: Sequence[Any]) -> list[Any]:
-    """fl32(base + bf16(w2 e)) of vocabulary rows 16 tile + 4 part .. + 3, request `column`; to local `logits` too."""
+def corrected_logits(
+    step: Step, tile: Any, slot: Any, column: Any, part: Any, e: Sequence[Any], weights: Sequence[Any]
+) -> list[Any]:
+    """fl32(base + bf16(w2 e)) of vocabulary rows 16 tile + 4 part .. + 3, request `column`; to local `logits` too.
+    `weights`: `bias_ahead` of the tile."""
     shape = step.shape
-    row_bytes = 2 * shape.markov_rank
-    weights = resource(step.weights.at("markov_w2") + fx.Int64(tile) * (TILE * row_bytes), TILE * row_bytes)
     acc = fx.Vector.filled(4, 0.0, fx.Float32)
-    for i, operand in enumerate(e):
-        words = load_words(weights, dw.lane() % TILE_ROWS * row_bytes + 16 * part + 2 * UNIT * i, 16, 0)
-        acc = mma_bf16(acc, fx.Vector.from_elements(words, fx.Int32), operand)
+    for rows, operand in zip(weights, e, strict=True):
+        acc = mma_bf16(acc, rows, operand)
     token = column * shape.block + slot
     base = resource(step.local.at("base") + fx.Int64(tile) * (4 * TILE * TILE), 4 * TILE * TILE)
     logits = load_words(base, (token * TILE + 4 * part) * 4, 16, dw.CM_DEV)
