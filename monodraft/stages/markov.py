@@ -95,8 +95,8 @@ def chain(step: Step) -> None:
 
 
 def draft_slot(step: Step, slot: Any, held: Sequence[Any]) -> list[Any]:
-    """One slot of the chain; `held`: w2's rows of this wave's first tile. Gives those of the next slot, asked for before
-    the wait for the candidates."""
+    """One slot of the chain; `held`: the rows of w2 of this wave's first tile. Gives those of the next slot, asked for
+    before the wait for the candidates."""
     if step.shape.inner_rows:
         serial_part(step.pinned(slot), slot)
     offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot, held))
