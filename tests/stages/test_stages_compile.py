@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import monodraft.executor as ex
 from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
 from monodraft.cli.app import app
-from monodraft.device.lint import lint
+from monodraft.device.isa import parse
+from monodraft.device.lint import WAIT_MARK, lint
 from monodraft.errors import KernelError
 from monodraft.plan.shape import AllReduce, StepShape
 from monodraft.plan.step import Plan
@@ -68,6 +69,38 @@ def test_compiled_kernel_fits_and_lints_clean() -> None:
     assert used.vgpr_spills == used.scratch_bytes == 0
     assert not lint(compiled.isa)
     assert compiled.code_object is not None or compiled.missing
+
+
+def weights_asked_before(each: Plan) -> dict[str, int]:
+    """Of every stage that multiplies weight tiles: 16-byte plain loads in the assembly between the last barrier before
+    its first wait and that wait. Waits stand in the assembly as they were traced, each behind its `; wait`."""
+    (kernel,) = parse(compile_plan(each).isa)
+    marks = [index for index, instruction in enumerate(kernel.instructions) if instruction.mark == WAIT_MARK]
+    waits = [stage for kind, stage, _ in each.record if kind in ("wait", "poll")]
+    found: dict[str, int] = {}
+    for stage, mark in zip(waits, marks, strict=True):
+        start = max(i for i in range(mark) if kernel.instructions[i].mnemonic == "s_barrier" or i == 0)
+        between = kernel.instructions[start:mark]
+        asked = [i for i in between if i.is_load and not i.is_coherent and i.mnemonic.endswith("dwordx4")]
+        found.setdefault(stage, len(asked))
+    tiles = {stage.name for stage in each.stages if stage.weights and stage.waits and "tile" in stage.unit}
+    return {name: found[name] for name in tiles}
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        plan(ranks=2, requests=2),
+        pytest.param(plan(ranks=4, splits=4, all_reduce=AllReduce.TWO_STAGE), marks=pytest.mark.slow),
+        pytest.param(plan(random_config(Family.QWEN3, markov=MarkovKind.RNN)), marks=pytest.mark.slow),
+    ],
+    ids=["two requests", "split keys", "rnn"],
+)
+def test_weights_are_requested_before_the_wait(each: Plan) -> None:
+    """In what LLVM left, not only in what was traced. Norm weights of rows (a few KB) are not asked for."""
+    asked = weights_asked_before(each)
+    assert set(asked) >= {"context_kv", "qkv", "o", "gate_up", "down", "lm_head", "chain"}
+    assert all(asked.values()), asked
 
 
 @pytest.mark.slow
