@@ -207,7 +207,8 @@ def compare_draft(
     With `evidence`, tokens, logits and confidence are what float64 makes of the kernel's own rows (`check_chain`), and
     a token may differ where the reference's lead over it is at most what its rows' distance to the kernel's moves these
     two scores, and roundings (`Heads.lead`); without, only where the reference has a tie. Where the final rows are the
-    `same_rows`, logits are two roundings to bf16 of sums in another order: all but a few in a thousand are equal.
+    `same_rows`, logits are two roundings to bf16 of sums in another order: all but a few in a thousand are equal. (Not
+    behind a gate or a recurrent state: one rounding of it that turns moves all logits of a slot, or of all later ones.)
     """
     if evidence is not None:
         check_chain(ours, evidence)
@@ -220,7 +221,7 @@ def compare_draft(
             assert lead <= bound, (slot, lead, bound)
             outcome.near_ties.append((lead, bound))
             return
-    if same_rows:
+    if same_rows and (evidence is None or evidence.heads.config.markov is MarkovKind.VANILLA):
         equal = (ours.logits == wanted.draft.logits).double().mean()
         assert float(equal) > 0.995, equal
 
