@@ -183,9 +183,9 @@ def failing(tracing: Tracing) -> Iterator[None]:
         tracing.repeat = index
         decoder_layer(own, index)
 
-    def faulty_slot(own: Step, slot: Any) -> None:
+    def faulty_slot(own: Step, slot: Any, held: Any) -> list[Any]:
         tracing.repeat = slot
-        draft_slot(own, slot)
+        return draft_slot(own, slot, held)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in MODULES:
