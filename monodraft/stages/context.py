@@ -15,7 +15,7 @@ from monodraft.plan.layout import pool_bytes
 from monodraft.plan.shape import MX_BLOCK, TILE
 from monodraft.stages.exchange import publish_stage, wait_stage
 from monodraft.stages.heads import VALUES, head_weights, lane_values, lanes_of, normed_and_rotated
-from monodraft.stages.linear import bf16_tile, quantised_tokens, store_tile
+from monodraft.stages.linear import bf16_tile, quantised_tokens, store_tile, tile_operands, tile_partials
 from monodraft.stages.rows import normed_rows, quantised, stored
 from monodraft.stages.scope import Step
 
@@ -71,19 +71,16 @@ def keys_values(step: Step) -> None:
 
 
 def context_weights(step: Step, task: Any) -> list[Any]:
-    """Weight operands of a task of `keys_values`, words and scale of each chunk; nothing is read past the last task."""
+    """`tile_operands` of a task of `keys_values`; nothing is read past the last task."""
     shape = step.shape
     k, tiles = shape.hidden, 2 * shape.kv_size // TILE
     exists = task < shape.layers * tiles
-    task = exists.select(task, fx.Int32(0))
-    row = fx.Int64(task % tiles) * TILE + shape.q_size
-    elements = step.weights.at("qkv", task // tiles) + row * k
-    scales = step.weights.at("qkv.scales", task // tiles) + row * (k // MX_BLOCK)
-    lane = exists.select(fx.Int32(0), fx.Int32(TILE)) + dw.lane() % TILE
-    flat: list[Any] = []
-    for c in range(step.geo.chunks(k)):
-        flat += dw.w_chunk(step.geo, elements, scales, lane, c, k, TILE)
-    return flat
+    layer = exists.select(task // tiles, fx.Int32(0))
+    tile = exists.select(task % tiles, fx.Int32(tiles))
+    first = shape.q_size * k  # k and v stand below q
+    elements = step.weights.at("qkv", layer) + first
+    scales = step.weights.at("qkv.scales", layer) + first // MX_BLOCK
+    return tile_operands(step, [(elements, scales)], tile, tiles, k)
 
 
 def context_tile(step: Step, layer: Any, tile: Any, held: Sequence[Any]) -> None:
@@ -91,8 +88,7 @@ def context_tile(step: Step, layer: Any, tile: Any, held: Sequence[Any]) -> None
     shape = step.shape
     k, width = shape.hidden, 2 * shape.kv_size
     tokens = quantised_tokens(step, "context8", k, shape.context_rows)
-    weights = list(zip(held[0::2], held[1::2], strict=True))
-    dw.red_store(step.geo, step.lds.red, 0, dw.mma_chain(weights, [tokens(c) for c in range(step.geo.chunks(k))]))
+    tile_partials(step, held, [tokens(c) for c in range(step.geo.chunks(k))], 1)
     gpu.barrier()
     store_tile(step, "context_kv", tile + layer * (width // TILE), shape.context_rows, shape.layers * width)
     gpu.barrier()
