@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from monodraft.errors import Fault, StepFailed
 
 WORDS = 16
-REGIONS = {1: "weights", 2: "ring", 3: "activations", 4: "grid", 5: "peers"}
+PEERS = 5
+REGIONS = {1: "weights", 2: "ring", 3: "activations", 4: "grid", PEERS: "peers"}
 """`enum Region` of device/waits.cuh."""
 NOBODY = 0xFFFFFFFF
 
@@ -21,7 +22,7 @@ def failure(words: Sequence[int], stages: Sequence[str], rank: int = 0) -> StepF
     where = REGIONS.get(region, f"region {region}")
     faults = [Fault(f"stage {name}, wait on {where}, CTA {cta}", f"tag {seen:#x}", f"tag {wanted:#x}")]
     if missing != NOBODY:
-        who = "rank" if where == "peers" else "CTA"
+        who = "rank" if region == PEERS else "CTA"
         faults.append(Fault(f"{who} {missing}", f"not arrived ({count} arrivals counted)", "arrived"))
     text = f"a draft step ended in a bounded wait (rank {rank}); reset the workspace before the next step"
     return StepFailed(text, faults)

@@ -6,13 +6,14 @@ Each rank has its share of the GPU's CTAs; peers write into each other's exchang
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 
 from monodraft.errors import Fault, StepFailed
 from monodraft.hopper.geometry import Geometry
-from monodraft.hopper.launch import Args, Kernel, Launcher, rank_launch
+from monodraft.hopper.launch import Kernel, Launcher, rank_launch
 from monodraft.hopper.step import Form, Launches, Step
 from monodraft.hopper.weights import PackedWeights
 from monodraft.hopper.workspace import StepInput, Workspace
@@ -71,11 +72,11 @@ class RankGroups:
             try:
                 found.append(workspace.results())
             except StepFailed as error:
-                failures.append(error)
+                failures.append((workspace.waited_for_peers, error))
         if failures:
             for workspace in self.ranks:
                 workspace.failed = True
-            raise next((each for each in failures if "wait on peers" not in str(each)), failures[0])
+            raise min(failures, key=lambda failure: failure[0])[1]
         tokens, confidence = found[0]
         for rank, (other, _) in enumerate(found[1:], 1):
             if other != tokens:
@@ -107,17 +108,10 @@ class GroupStep(Launches):
         ]
         self.plan = self.steps[0].plan
 
-    def arguments(self, first: int, count: int) -> list[Args]:
-        """The argument blocks of all ranks."""
-        return [step.arguments(first, count) for step in self.steps]
-
-    def launch(self, first: int, count: int) -> None:
-        """Queues stages first .. first + count - 1 of all ranks in this step's form."""
+    def check_usable(self) -> None:
         for step in self.steps:
-            step.workspace.check_usable(step.geometry)
+            step.check_usable()
+
+    def arguments(self, first: int, count: int) -> ctypes.Array:
         exchanges = [workspace.buffers["exchange"].data_ptr() for workspace in self.groups.ranks]
-        if self.form is Form.ONE_LAUNCH:
-            self.kernel.launch(rank_launch(self.arguments(first, count), exchanges), dependent=False)
-            return
-        stages = range(first, first + count)
-        self.kernel.launch_chain([rank_launch(self.arguments(stage, 1), exchanges) for stage in stages])
+        return rank_launch([step.arguments(first, count) for step in self.steps], exchanges)

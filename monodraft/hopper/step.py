@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from enum import StrEnum
 
@@ -103,8 +104,20 @@ class Launches(ABC):
     kernel: Launcher
 
     @abstractmethod
+    def check_usable(self) -> None:
+        """Raises where a workspace cannot take a launch."""
+
+    @abstractmethod
+    def arguments(self, first: int, count: int) -> Args | ctypes.Array:
+        """What a launch of `count` stages from `first` is given: a block, or one a rank."""
+
     def launch(self, first: int, count: int) -> None:
         """Queues stages first .. first + count - 1 in this step's form."""
+        self.check_usable()
+        if self.form is Form.ONE_LAUNCH:
+            self.kernel.launch(self.arguments(first, count), dependent=False)
+        else:
+            self.kernel.launch_chain([self.arguments(stage, 1) for stage in range(first, first + count)])
 
     def run(self, *, context: bool, propose: bool = True) -> None:
         """Queues a step: with the context stages where new rows were loaded, and the draft itself or only them."""
@@ -181,13 +194,8 @@ class Step(Launches):
             setattr(args, name, b[name].data_ptr())
         return args
 
-    def launch(self, first: int, count: int) -> None:
-        """Queues stages first .. first + count - 1 in this step's form."""
+    def check_usable(self) -> None:
         self.workspace.check_usable(self.geometry)
-        if self.form is Form.ONE_LAUNCH:
-            self.kernel.launch(self.arguments(first, count), dependent=False)
-            return
-        self.kernel.launch_chain([self.arguments(stage, 1) for stage in range(first, first + count)])
 
 
 assert SLOT_BYTES % 128 == 0, "bulk copies land on 128-byte lines"

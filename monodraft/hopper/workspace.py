@@ -225,6 +225,11 @@ class Workspace:
             raise error
         return result[:16].tolist(), result[16:32].view(torch.float32)
 
+    @property
+    def waited_for_peers(self) -> bool:
+        """Whether the wait of the health record was one for other ranks."""
+        return int(self.buffers["result"][34]) == health.PEERS
+
     def synchronize(self) -> None:
         """Waits for all launches."""
         if self.device.type == "cuda":
