@@ -62,7 +62,7 @@ def test_a_ptx_word_that_the_emulator_does_not_know_does_not_compile() -> None:
         )
     }
     with pytest.raises(RuntimeError, match=r"does not compile for the emulator:(.|\n)*new_word"):
-        build.library(files, [], "a kernel", quiet=True)
+        build.shared_library(files, [], "a kernel", quiet=True)
 
 
 @pytest.mark.compile_only

@@ -9,7 +9,7 @@ import pytest
 import torch
 from emulated import MARKS
 
-from monodraft.hopper.emulator.build import RACES, library, sources
+from monodraft.hopper.emulator.build import RACES, shared_library, sources
 from monodraft.hopper.emulator.kernel import EmulatorError, Grid, Library
 
 pytestmark = MARKS
@@ -23,13 +23,13 @@ class Args(ctypes.Structure):
 @pytest.fixture(scope="module")
 def words() -> Library:
     source = (Path(__file__).parent / "emulated_words.cu").read_text()
-    return Library(library(sources(source), [], "the words"))
+    return Library(shared_library(sources(source), [], "the words"))
 
 
 @pytest.fixture(scope="module")
 def watched_words() -> Library:
     source = (Path(__file__).parent / "emulated_words.cu").read_text()
-    return Library(library(sources(source), [RACES], "the words, with a look for races,"))
+    return Library(shared_library(sources(source), [RACES], "the words, with a look for races,"))
 
 
 def run(

@@ -19,7 +19,7 @@ from monodraft.executor.fast import records
 from monodraft.executor.fast.block import Block, Record
 from monodraft.executor.fast.kernel import Kernel, translate
 from monodraft.executor.fast.layout import Layout
-from monodraft.executor.fast.library import runtime
+from monodraft.executor.fast.native_library import runtime
 from monodraft.executor.fast.records import Cache, Cta, Event, Machine, Wave
 from monodraft.executor.fast.runtime_access import SEEN
 from monodraft.executor.fast.runtime_pending import LOAD_BYTES, SPEEDS, STORE_BYTES

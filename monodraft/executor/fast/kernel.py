@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monodraft.executor.fast.compiler import compiled
 from monodraft.executor.fast.layout import ATOMICS, CONSTANTS, DIRECT, LOADS, STORES, Layout, lay_out
-from monodraft.executor.fast.library import resolve
+from monodraft.executor.fast.native_library import resolve
 from monodraft.executor.fast.objects import LoadedObject
 from monodraft.executor.fast.table import table_name
 from monodraft.executor.fast.translate import Translation, refuse_unknown

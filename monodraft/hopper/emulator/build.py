@@ -84,7 +84,7 @@ def sources(step: str | None = None) -> dict[str, str]:
     return files
 
 
-def library(files: dict[str, str], options: Sequence[str], what: str, *, quiet: bool = False) -> Path:
+def shared_library(files: dict[str, str], options: Sequence[str], what: str, *, quiet: bool = False) -> Path:
     """The library of `sources`, from the cache or compiled (a message on stderr says so and how long it took).
 
     Raises CompilerMissing; RuntimeError with the log where it does not compile.
@@ -109,10 +109,10 @@ def library(files: dict[str, str], options: Sequence[str], what: str, *, quiet: 
 
 
 def build(geometry: Geometry, *, quiet: bool = False, flags: Sequence[str] = ()) -> Path:
-    """The library of a geometry (see `library`). `flags`: further ones of the compiler."""
+    """The library of a geometry (see `shared_library`). `flags`: further ones of the compiler."""
     weights = "MXFP8" if geometry.mxfp8 else "bf16"
     sizes = f"{geometry.config.family.value}, {weights}, {geometry.rows} rows, {geometry.grid * geometry.ranks} CTAs"
-    return library(sources(), [*flags, *geometry.options], f"the Hopper draft step ({sizes})", quiet=quiet)
+    return shared_library(sources(), [*flags, *geometry.options], f"the Hopper draft step ({sizes})", quiet=quiet)
 
 
 def _compile(folder: Path, files: dict[str, str], options: list[str]) -> None:

@@ -100,7 +100,7 @@ class EmulatedKernel:
     def __init__(self, geometry: Geometry, emulator: Emulator) -> None:
         self.geometry, self.emulator = geometry, emulator
         flags = (*emulator.flags, RACES) if emulator.races else emulator.flags
-        self.library = Library(build(geometry, flags=flags))
+        self._compiled = Library(build(geometry, flags=flags))
         self._recorded: _Recorded | None = None
         self._watched: dict[str, torch.Tensor] = {}
 
@@ -143,6 +143,6 @@ class EmulatedKernel:
         first = launches[0][0]
         bound = (first if isinstance(first, Args) else first[0]).bound
         if self.emulator.races:
-            self.library.watch(self._watched)  # each time: kernels of one geometry share the library
+            self._compiled.watch(self._watched)  # each time: kernels of one geometry share the library
         # Where nothing can happen, an eighth of the bound passes: waits end in the order of their bounds.
-        self.library.run(grids, seed=self.emulator.seed, jump=max(1, bound // 8))
+        self._compiled.run(grids, seed=self.emulator.seed, jump=max(1, bound // 8))

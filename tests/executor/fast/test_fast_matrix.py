@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from monodraft.executor import matrix, numerics
-from monodraft.executor.fast.library import resolve
+from monodraft.executor.fast.native_library import resolve
 
 pytestmark = pytest.mark.executed
 RNG = np.random.default_rng(20)
