@@ -59,6 +59,16 @@ def drain() -> None:
     rocdl.s_waitcnt(vmcnt=0)
 
 
+@traced
+def wait_for(flag: Any, word: int = 0) -> None:
+    """Poll word `word` of the flags, at system scope, until it is set."""
+    seen = load(flag, 4 * word, fx.Int32, SYSTEM)
+    now = clock()
+    while (seen == 0) & (now >= 0):  # without the clock MLIR deletes the loop
+        seen = load(flag, 4 * word, fx.Int32, SYSTEM)
+        now = clock()
+
+
 def words(*items: Any) -> Any:
     return fx.Vector.from_elements([*items], fx.Int32)
 

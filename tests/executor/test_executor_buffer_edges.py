@@ -84,11 +84,7 @@ def handed_on(bases: list[Any], before_flag: Callable[[Any, Any], Any]) -> None:
             k.store(flag, 0, 1, k.SYSTEM)
         k.store(data, 768 + t * 4, kept)
     else:
-        seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
-        now = k.clock()
-        while (seen == 0) & (now >= 0):
-            seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
-            now = k.clock()
+        k.wait_for(flag)
         k.store(out, t * 4, k.load(data, 0, fx.Int32, k.SYSTEM))
 
 

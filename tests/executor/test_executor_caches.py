@@ -20,15 +20,6 @@ def schedules() -> list[ex.Schedule]:
     return [ex.Schedule.round_robin(), *map(ex.Schedule.random, range(SEEDS))]
 
 
-def wait_for(flag: Any, word: int) -> None:
-    """Poll word `word` of the flags, at system scope, until it is set."""
-    seen = k.load(flag, 4 * word, fx.Int32, k.SYSTEM)
-    now = k.clock()
-    while (seen == 0) & (now >= 0):
-        seen = k.load(flag, 4 * word, fx.Int32, k.SYSTEM)
-        now = k.clock()
-
-
 def raise_flag(flag: Any, word: int) -> None:
     k.drain()
     k.store(flag, 4 * word, 1, k.SYSTEM)
@@ -65,7 +56,7 @@ def overtaken(bases, n):
         k.store(data, t * 4, t + 2, k.SYSTEM)
         k.traced(raise_flag)(flag, 0)
     else:
-        k.traced(wait_for)(flag, 0)
+        k.wait_for(flag, 0)
         k.store(data, t * 4, t + 3, k.SYSTEM)
 
 
@@ -87,12 +78,12 @@ def roles(bases, role):
     if role == 0:
         k.store(data, t * 4, t + 1, k.PLAIN)
         k.traced(raise_flag)(flag, 0)
-        k.traced(wait_for)(flag, 2)
+        k.wait_for(flag, 2)
     if role == 1:
-        k.traced(wait_for)(flag, 0)
+        k.wait_for(flag, 0)
         k.store(flag, 4, 1, k.SYSTEM)  # not drained: the end of this kernel makes it visible at the latest
     if role == 2:
-        k.traced(wait_for)(flag, 1)
+        k.wait_for(flag, 1)
         begin = k.clock()
         now = begin
         while now - begin < 100_000:

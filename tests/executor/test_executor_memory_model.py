@@ -349,11 +349,7 @@ def ack_before_use(bases, n):
             now = k.clock()
         k.store(out, t * 4, x)
     else:
-        seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
-        now = k.clock()
-        while (seen == 0) & (now >= 0):  # without the clock MLIR deletes the loop
-            seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
-            now = k.clock()
+        k.wait_for(flag)
         k.store(data, t * 4, -1, k.SYSTEM)
 
 

@@ -35,15 +35,6 @@ def outcomes(engine: Any, body: Callable[..., None], ctas: int = 1, threads: int
     return found
 
 
-def wait_for(flag: Any, word: int) -> None:
-    """Poll a word of the flags until it is set."""
-    seen = k.load(flag, 4 * word, fx.Int32, k.SYSTEM)
-    now = k.clock()
-    while (seen == 0) & (now >= 0):
-        seen = k.load(flag, 4 * word, fx.Int32, k.SYSTEM)
-        now = k.clock()
-
-
 # ---- one wave's own accesses
 
 
@@ -93,10 +84,10 @@ def two_loads(bases, outstanding):
         rocdl.s_waitcnt(vmcnt=outstanding)
         if t == 0:
             k.store(flag, 0, 1, k.SYSTEM)
-        k.traced(wait_for)(flag, 1)
+        k.wait_for(flag, 1)
         k.store(out, t * 8, k.words(first, second))
     else:
-        k.traced(wait_for)(flag, 0)
+        k.wait_for(flag, 0)
         k.store(data, t * 4, -1, k.SYSTEM)
         k.store(data, 256 + t * 4, -1, k.SYSTEM)
         k.drain()

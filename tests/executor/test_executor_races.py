@@ -68,11 +68,7 @@ def one_wave(bases, drain):
             k.drain()
         k.store(flag, 0, 1, k.SYSTEM)
     else:
-        seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
-        now = k.clock()
-        while (seen == 0) & (now >= 0):
-            seen = k.load(flag, 0, fx.Int32, k.SYSTEM)
-            now = k.clock()
+        k.wait_for(flag)
         k.store(out, t * 4, k.load(data, t * 4))
 
 
@@ -96,15 +92,6 @@ def test_read_then_overwrite_without_order_is_a_race() -> None:
         run(body, np.zeros(64, np.int32), np.zeros(64, np.int32), ctas=2)
 
 
-@k.traced
-def await_word(flag, word):
-    seen = k.load(flag, word * 4, fx.Int32, k.SYSTEM)
-    now = k.clock()
-    while (seen == 0) & (now >= 0):
-        seen = k.load(flag, word * 4, fx.Int32, k.SYSTEM)
-        now = k.clock()
-
-
 def two_flags(bases, n):
     """CTA 0 hands on one array and then another; CTA 1 waits for flag n and reads the second."""
     t, cta = fx.Int32(fx.thread_idx.x), fx.Int32(fx.block_idx.x)
@@ -115,7 +102,7 @@ def two_flags(bases, n):
             k.drain()
             k.store(flag, part * 4, 1, k.SYSTEM)
     else:
-        await_word(flag, n)
+        k.wait_for(flag, n)
         k.store(out, t * 4, k.load(data, 256 + t * 4))
 
 
@@ -158,8 +145,8 @@ def two_readers(bases, n):
         k.drain()
         k.store(flag, (cta == 0).select(n, 1) * 4, 1, k.SYSTEM)
     else:
-        await_word(flag, 0)
-        await_word(flag, 1)
+        k.wait_for(flag, 0)
+        k.wait_for(flag, 1)
         k.store(data, t * 4, t)
 
 

@@ -1,6 +1,9 @@
-"""Drafters that the Hopper tests build for."""
+"""Drafters that the Hopper tests build for, and context rows for them."""
+
+import torch
 
 from monodraft.checkpoint.config import DraftConfig, Family
+from monodraft.drafter import ContextRows
 from monodraft.testing import random_config
 
 QWEN3_8B = random_config(
@@ -36,3 +39,9 @@ M31 = random_config(
 def small(family: str = "minimax-m31", **overrides: object) -> DraftConfig:
     """A drafter of the test kind with heads of 128, which the kernels want."""
     return random_config(family, **({"head_dim": 128, "max_positions": 16384} | overrides))
+
+
+def rows(config: DraftConfig, request: int, start: int, count: int) -> ContextRows:
+    """Random context rows, the same for the same place."""
+    generator = torch.Generator().manual_seed(1000 * request + start)
+    return ContextRows(request, start, torch.randn(count, config.feature_size, generator=generator).bfloat16())

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from hopper_shapes import small
+from hopper_shapes import rows, small
 
-from monodraft.drafter import Anchor, ContextRows
+from monodraft.drafter import Anchor
 from monodraft.errors import InputError, StepFailed
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.step import Form
@@ -13,11 +13,6 @@ from monodraft.testing import random_weights
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not HOPPER, reason="needs an NVIDIA Hopper GPU (sm_90)")]
-
-
-def rows(config, request: int, start: int, count: int) -> ContextRows:
-    generator = torch.Generator().manual_seed(1000 * request + start)
-    return ContextRows(request, start, torch.randn(count, config.feature_size, generator=generator).bfloat16())
 
 
 @pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])

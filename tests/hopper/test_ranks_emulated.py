@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from emulated import MARKS
-from hopper_shapes import small
+from hopper_shapes import rows, small
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.shipped import DRAFTER, PAIR, TARGET
 from monodraft.checkpoint.weights import DraftWeights
-from monodraft.drafter import Anchor, ContextRows
+from monodraft.drafter import Anchor
 from monodraft.errors import StepFailed
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.emulator import Emulator
@@ -33,11 +33,6 @@ def drafter(config: DraftConfig, weights: DraftWeights, ranks: int, mxfp8: bool,
     return HopperDrafter(
         config, weights, mxfp8=mxfp8, max_requests=2, max_positions=512, ranks=ranks, emulator=emulator
     )
-
-
-def rows(config: DraftConfig, request: int, start: int, count: int) -> ContextRows:
-    generator = torch.Generator().manual_seed(1000 * request + start)
-    return ContextRows(request, start, torch.randn(count, config.feature_size, generator=generator).bfloat16())
 
 
 def step_of(ours: HopperDrafter) -> GroupStep:

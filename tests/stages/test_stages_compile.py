@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,10 @@ M31 = {
 
 def plan(config: DraftConfig | None = None, **options: object) -> Plan:
     return Plan(StepShape(config or random_config(), **{"ctas": 4, "positions": 512, **options}))  # type: ignore[arg-type]
+
+
+compiled = cache(compile_plan)
+"""One compilation a plan, for all that is looked at in it."""
 
 
 @pytest.mark.parametrize(
@@ -63,18 +68,18 @@ def test_a_hand_off_that_is_not_planned_is_named() -> None:
 
 
 def test_compiled_kernel_fits_and_lints_clean() -> None:
-    compiled = compile_plan(plan(ranks=2, requests=2))
-    used = resources(compiled.isa)
+    kernel = compiled(plan(ranks=2, requests=2))
+    used = resources(kernel.isa)
     assert not used.faults()
     assert used.vgpr_spills == used.scratch_bytes == 0
-    assert not lint(compiled.isa)
-    assert compiled.code_object is not None or compiled.missing
+    assert not lint(kernel.isa)
+    assert kernel.code_object is not None or kernel.missing
 
 
 def weights_asked_before(each: Plan) -> dict[str, int]:
     """Of every stage that multiplies weight tiles: 16-byte plain loads in the assembly between the last barrier before
     its first wait and that wait. Waits stand in the assembly as they were traced, each behind its `; wait`."""
-    (kernel,) = parse(compile_plan(each).isa)
+    (kernel,) = parse(compiled(each).isa)
     marks = [index for index, instruction in enumerate(kernel.instructions) if instruction.mark == WAIT_MARK]
     waits = [stage for kind, stage, _ in each.record if kind in ("wait", "poll")]
     found: dict[str, int] = {}
@@ -106,10 +111,10 @@ def test_weights_are_requested_before_the_wait(each: Plan) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("requests", [1, 2])
 def test_released_m31_at_4_ranks_fits_a_compute_unit(requests: int) -> None:
-    compiled = compile_plan(plan(random_config(**M31), ranks=4, ctas=256, requests=requests, positions=8192))
-    used = resources(compiled.isa)
+    kernel = compiled(plan(random_config(**M31), ranks=4, ctas=256, requests=requests, positions=8192))
+    used = resources(kernel.isa)
     assert not used.faults(), used
-    assert not lint(compiled.isa)
+    assert not lint(kernel.isa)
 
 
 @pytest.mark.slow
