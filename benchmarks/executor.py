@@ -36,7 +36,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import monodraft.executor as ex
-from monodraft.executor.fast import library
+from monodraft.executor.fast import native_library
 from monodraft.executor.fast.kernel import translate
 from monodraft.executor.fast.translate import Translation
 
@@ -107,7 +107,7 @@ def translation(name: str, program: ex.Program, repeats: int) -> dict[str, Any]:
     needed = Translation(program)
     needed.text()
     for function in needed.called:
-        library.resolve(function)
+        native_library.resolve(function)
     operations, cold, cached = program.count(), [], []
     for _ in range(repeats):
         start = time.process_time()
