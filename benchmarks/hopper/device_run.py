@@ -3,8 +3,9 @@
     PYTHONPATH=. python3 benchmarks/hopper/device_run.py small full time --out results
 
 Sections: `small` (stages, repeats, forms, bounds on small drafters and the shipped pair), `pair` (whole generations
-of the shipped pair), `full` (released shapes, one
-step each against the reference), `time` (kernels alone), `compare` (kernels and PyTorch in one run).
+of the shipped pair), `families` (rounds of random drafters of every family), `ranks` (rank groups: 2, 4 and 8 on this
+GPU), `full` (released shapes, one step each against the reference), `time` (kernels alone), `compare` (kernels and
+PyTorch in one run).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import generation
+import rank_checks
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
@@ -36,12 +38,13 @@ from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.geometry import Geometry
 from monodraft.hopper.plan import CONTEXT_STAGES
 from monodraft.hopper.step import Form
-from monodraft.testing import random_config
+from monodraft.testing import nvidia_m3_config, random_config
 from monodraft.testing import random_weights as small_weights
 
 RESULTS: dict[str, object] = {}
 START = time.monotonic()
 EXTRA = "--extra" in sys.argv
+SECTIONS = ("small", "pair", "families", "ranks", "full", "time", "compare")
 
 
 def record(name: str, value: object) -> None:
@@ -106,19 +109,25 @@ def small() -> None:
 
 def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> float:
     """Compiles every build of the run side by side; seconds."""
-    begin, wanted = time.monotonic(), []
+    begin = time.monotonic()
+    wanted: list[tuple[DraftConfig, int, bool, int, int]] = []
     if {"small", "pair"} & set(sections):
         configs = [shipped("drafter")[0], shipped("drafter-qwen3")[0]]
         configs += [random_config(family, head_dim=128, max_positions=4096) for family in ("minimax-m31", "minicpm5")]
-        wanted += [(config, 8, mxfp8, 2048) for config in configs for mxfp8 in (False, True)]
-        wanted.append((configs[0], 16, True, 2048))
+        wanted += [(config, 8, mxfp8, 2048, 1) for config in configs for mxfp8 in (False, True)]
+        wanted.append((configs[0], 16, True, 2048, 1))
+    if {"families", "ranks"} & set(sections):
+        drafters = [random_drafter(family)[0] for family in FAMILIES]
+        counts = ({1} if "families" in sections else set()) | (set(RANKS) if "ranks" in sections else set())
+        wanted += [(config, 8, mxfp8, 512, n) for config in drafters for mxfp8 in (False, True) for n in counts]
+        wanted += [(shipped("drafter")[0], 8, True, 2048, n) for n in counts - {1}]
     if {"full", "time", "compare"} & set(sections):
         at = {longest(context) for context in contexts} | {2048}
-        wanted += [(shapes.config_of(n), 8, mxfp8, end) for n in names for mxfp8 in (False, True) for end in at]
+        wanted += [(shapes.config_of(n), 8, mxfp8, end, 1) for n in names for mxfp8 in (False, True) for end in at]
 
-    def one(item: tuple[DraftConfig, int, bool, int]) -> None:
-        config, rows, mxfp8, end = item
-        build(Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=end), quiet=True)
+    def one(item: tuple[DraftConfig, int, bool, int, int]) -> None:
+        config, rows, mxfp8, end, count = item
+        build(Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=end, ranks=count), quiet=True)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, wanted))
@@ -145,6 +154,52 @@ def pair() -> None:
             label = f"{name} {'w8a16' if mxfp8 else 'bf16'}"
             guarded(f"generations {label}", lambda n=name, m=mxfp8: generation.shadowed(n, m))  # type: ignore[misc]
     guarded("speed drafter w8a16", lambda: generation.speed("drafter", True))
+
+
+FAMILIES = ("minimax-m31", "qwen3", "nvidia-m3", "minicpm5")
+RANKS = (2, 4, 8)
+
+
+def random_drafter(family: str) -> tuple[DraftConfig, DraftWeights]:
+    """A small random drafter of a family (`nvidia-m3`: its dialect of the Qwen3 layer) that 8 ranks divide."""
+    sizes = {"head_dim": 128, "num_heads": 16, "num_kv_heads": 8, "vocab_size": 2048}
+    config = nvidia_m3_config(**sizes) if family == "nvidia-m3" else random_config(family, **sizes)
+    return config, small_weights(config)
+
+
+def families() -> None:
+    """Rounds of random drafters of every family, both formats, one rank."""
+    for family in FAMILIES:
+        config, weights = random_drafter(family)
+        for mxfp8 in (False, True):
+            label = f"rounds {family} {'w8a16' if mxfp8 else 'bf16'}"
+            guarded(label, lambda c=config, w=weights, m=mxfp8: generation.rounds(c, w, m))  # type: ignore[misc]
+
+
+def ranks() -> None:
+    """Rank groups: rounds of random drafters, generations of the shipped one, equal bytes, failures by name, times."""
+    for count in RANKS:
+        for family in FAMILIES:
+            config, weights = random_drafter(family)
+            for mxfp8 in (False, True):
+                label = f"rounds {family} {'w8a16' if mxfp8 else 'bf16'}, {count} ranks"
+                guarded(
+                    label,
+                    lambda c=config, w=weights, m=mxfp8, r=count: generation.rounds(c, w, m, count=12, ranks=r),  # type: ignore[misc]
+                )
+        guarded(
+            f"generations drafter w8a16, {count} ranks",
+            lambda r=count: generation.shadowed("drafter", True, prompts=2, ranks=r),  # type: ignore[misc]
+        )
+        config, weights = shipped("drafter")
+        ours, anchors = prepared(config, weights, True, 600, max_positions=2048, bound_seconds=0.05, ranks=count)
+        guarded(f"repeats and forms, {count} ranks", lambda o=ours, a=anchors: rank_checks.repeats_and_forms(o, a))  # type: ignore[misc]
+        for stage in ("layers.1.o", "layers.2.down_sum", "markov.3"):
+            guarded(
+                f"silent CTA at {stage}, {count} ranks",
+                lambda o=ours, a=anchors, r=count, s=stage: rank_checks.silent_cta(o, a, r - 1, 3, s),  # type: ignore[misc]
+            )
+        guarded(f"late rank, {count} ranks", lambda o=ours, a=anchors: rank_checks.late_rank(o, a, 1))  # type: ignore[misc]
 
 
 def full(names: list[str]) -> None:
@@ -272,7 +327,7 @@ def times(names: list[str], contexts: list[int], peers: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="+", choices=["small", "pair", "full", "time", "compare"])
+    parser.add_argument("sections", nargs="+", choices=SECTIONS)
     parser.add_argument("--shapes", nargs="+", default=["qwen3-8b", "m3.1"], choices=shapes.NAMES)
     parser.add_argument("--contexts", nargs="+", type=int, default=[1024])
     parser.add_argument("--extra", action="store_true", help="also other ring depths and single stages")
@@ -289,6 +344,10 @@ def main() -> None:
         small()
     if "pair" in options.sections:
         pair()
+    if "families" in options.sections:
+        families()
+    if "ranks" in options.sections:
+        ranks()
     if "full" in options.sections:
         full(options.shapes)
     for section in ("time", "compare"):

@@ -1,4 +1,4 @@
-"""Whole generations of a pair on the device: every draft of the kernels beside the reference's."""
+"""Whole generations of a pair and rounds of random drafters: every draft of the kernels beside the reference's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from monodraft.checkpoint import load_drafter
+from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.shipped import PAIR, TARGET
+from monodraft.checkpoint.weights import DraftWeights
 from monodraft.drafter import Anchor, ContextRows, Draft
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.loop.pair import load_target
@@ -66,15 +68,43 @@ def shadowed(drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96, 
     logits in that row: the sum of the errors of the two candidates. `options`: further ones of `HopperDrafter`.
     """
     config, weights = load_drafter(PAIR / drafter, TARGET)
-    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=8, max_positions=2048, **options)
-    numerics, device = "w8a16" if mxfp8 else "bf16", str(ours.workspace.device)
-    theirs = ReferenceDrafter(config, weights, numerics, device=device, max_requests=8)
-    both = Shadowed(ours, theirs)
-    target = load_target(TARGET, config, dtype=torch.float32, device=device)
+    both = _both(config, weights, mxfp8, max_positions=2048, **options)
+    target = load_target(TARGET, config, dtype=torch.float32, device=str(both.ours.workspace.device))
     session = Session(target, both)
     requests = _requests(target, prompts, new_tokens)
     speculation = Speculation(session, requests)
     speculation.run()
+    return _figures(both)
+
+
+def rounds(
+    config: DraftConfig, weights: DraftWeights, mxfp8: bool, count: int = 24, seed: int = 3, **options: Any
+) -> dict[str, object]:
+    """`count` rounds of a random drafter beside the reference: 1 to block + 1 new context rows of random features, an
+    anchor of any id, a draft. The same figures as of `shadowed`."""
+    both = _both(config, weights, mxfp8, **({"max_positions": 512} | options))
+    generator, length = torch.Generator().manual_seed(seed), 0
+    both.open(0)
+    for _ in range(count):
+        added = int(torch.randint(1, config.block_size + 2, (), generator=generator))
+        features = torch.randn(added, config.feature_size, generator=generator).bfloat16()
+        both.commit([ContextRows(0, length, features.to(both.ours.workspace.device))])
+        length += added
+        both.propose([Anchor(0, int(torch.randint(0, config.vocab_size, (), generator=generator)), length)])
+    return _figures(both)
+
+
+def _both(config: DraftConfig, weights: DraftWeights, mxfp8: bool, **options: Any) -> Shadowed:
+    """The kernels, and the reference with as many simulated ranks."""
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=8, **options)
+    numerics, device = "w8a16" if mxfp8 else "bf16", str(ours.workspace.device)
+    theirs = ReferenceDrafter(
+        config, weights, numerics, device=device, max_requests=8, ranks=int(options.get("ranks", 1))
+    )
+    return Shadowed(ours, theirs)
+
+
+def _figures(both: Shadowed) -> dict[str, object]:
     worst = [difference for difference in both.differences if not difference["near tie"]]
     return {
         "drafts": both.drafts,
