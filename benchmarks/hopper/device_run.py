@@ -121,6 +121,8 @@ def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> floa
         counts = ({1} if "families" in sections else set()) | (set(RANKS) if "ranks" in sections else set())
         wanted += [(config, 8, mxfp8, 512, n) for config in drafters for mxfp8 in (False, True) for n in counts]
         wanted += [(shipped("drafter")[0], 8, True, 2048, n) for n in counts - {1}]
+    if "full" in sections:
+        wanted += [(shapes.config_of(n), 16, mxfp8, 2048) for n in names for mxfp8 in (False, True)]
     if {"full", "time", "compare"} & set(sections):
         at = {longest(context) for context in contexts} | {2048}
         wanted += [(shapes.config_of(n), 8, mxfp8, end, 1) for n in names for mxfp8 in (False, True) for end in at]
@@ -211,6 +213,22 @@ def full(names: list[str]) -> None:
             label = f"full {name} {'w8a16' if mxfp8 else 'bf16'}"
             guarded(label, lambda c=config, w=weights, m=mxfp8: checks.stages(c, w, m, [200]))  # type: ignore[misc]
             torch.cuda.empty_cache()
+            guarded(
+                f"{label}, 2 requests in 16 rows",
+                lambda c=config, w=weights, m=mxfp8: checks.stages(c, w, m, [200, 77], rows=16),  # type: ignore[misc]
+            )
+            torch.cuda.empty_cache()
+            guarded(
+                f"{label}, forms and 20 repeats in 16 rows",
+                lambda c=config, w=weights, m=mxfp8: forms_and_repeats(c, w, m),  # type: ignore[misc]
+            )
+            torch.cuda.empty_cache()
+
+
+def forms_and_repeats(config: DraftConfig, weights: DraftWeights, mxfp8: bool) -> dict[str, object]:
+    """Of the build of 16 rows: whether launch and chain agree in every byte, and how many of 20 repeats differ."""
+    ours, anchors = prepared(config, weights, mxfp8, 200, max_positions=2048, rows=16)
+    return {"forms agree": checks.forms_agree(ours, anchors), "differing": checks.repeats(ours, anchors, 20)}
 
 
 def profile(ours: HopperDrafter) -> dict[str, float]:

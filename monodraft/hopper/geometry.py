@@ -67,7 +67,8 @@ class Geometry:
 
     `part_size` elements of K lie in shared memory at a time, `slots` chunks of 4 KB wait per compute warp, attention
     takes `keys` keys at a time, `max_pages` K/V pages belong to a request at most. With several `ranks`, `config` is
-    one rank's part (`rank_config`) and `grid` one rank's CTAs; all rank groups share a launch.
+    one rank's part (`rank_config`) and `grid` one rank's CTAs; all rank groups share a launch. `logit_sums`: between
+    parts of K the LM head's sums wait in the buffer of the logits, not in shared memory.
     """
 
     config: DraftConfig
@@ -79,6 +80,7 @@ class Geometry:
     slots: int
     keys: int
     ranks: int = 1
+    logit_sums: bool = False
 
     @staticmethod
     def choose(
@@ -114,14 +116,20 @@ class Geometry:
             raise InputError("the Hopper step cannot be built", faults)
         tiles = -(-rows // 8)
         pages = -(-(max_positions + config.block_size) // PAGE)
-        fitting = [
-            geometry
-            for slot_count in slots
-            for part in range(min(12288, padded(max(config.feature_size, config.ffn_size), 512)), 0, -512)
-            for keys in (128, 96, 64)
-            if (geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slot_count, keys, ranks)).shared_bytes
-            <= SHARED_LIMIT
-        ]
+        widest = min(12288, padded(max(config.feature_size, config.ffn_size), 512))
+        for logit_sums in (False, True):
+            fitting = [
+                geometry
+                for slot_count in slots
+                for part in range(widest, 0, -512)
+                for keys in (128, 96, 64)
+                if (
+                    geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slot_count, keys, ranks, logit_sums)
+                ).shared_bytes
+                <= SHARED_LIMIT
+            ]
+            if fitting:
+                break
         if not fitting:
             raise UnsupportedCheckpoint(
                 "the Hopper step cannot be built",
@@ -237,7 +245,7 @@ class Geometry:
         """The tiling of one linear: parts of K that fit, K split over as many warps as have a chunk each.
 
         Several parts take turns in the two halves of the room. A part is then a multiple of 8 chunks (all warps on one
-        row block), or of 4 where a CTA has an even number of row blocks (two at a time).
+        row block), or of 4 (two at a time) where 8 do not fit or a CTA has an even number of row blocks.
         """
         chunk = 256 if mxfp8 else 128
         chunks = padded(k, 256) // chunk
@@ -246,7 +254,7 @@ class Geometry:
         else:
             room = self.part_size // 2 // chunk
             turns = -(-padded(n, TILE) // TILE // self.grid)
-            unit = 4 if turns % 2 == 0 and room // 4 * 4 > room // 8 * 8 else 8
+            unit = 4 if room < 8 or (turns % 2 == 0 and room // 4 * 4 > room // 8 * 8) else 8
             part_chunks = room // unit * unit or room
         parts = -(-chunks // part_chunks)
         split = 3
@@ -281,7 +289,7 @@ class Geometry:
                 -(-linear.row_blocks // ((COMPUTE_WARPS >> linear.split_log2) * self.grid))
                 * (COMPUTE_WARPS >> linear.split_log2)
                 for linear in self.linears.values()
-                if linear.parts > 1
+                if linear.parts > 1 and not (self.logit_sums and linear.name == "lm_head")
             ),
             default=1,
         )
@@ -359,6 +367,8 @@ class Geometry:
         }
         if self.ranks > 1:
             values["RANKS"] = self.ranks
+        if self.logit_sums:
+            values["LOGIT_SUMS"] = 1
         if swiglu is not None:
             values |= {
                 "SWIGLU_ALPHA": f"{swiglu.alpha!r}f",

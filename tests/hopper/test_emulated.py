@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from emulated import MARKS, benchmark
-from hopper_shapes import small
+from hopper_shapes import M31, small
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
@@ -15,6 +17,7 @@ from monodraft.drafter import Anchor, ContextRows
 from monodraft.errors import InputError
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.emulator import Emulator
+from monodraft.hopper.geometry import Geometry
 from monodraft.hopper.step import Form
 from monodraft.testing import random_weights
 
@@ -82,6 +85,29 @@ def test_every_stage_of_other_contexts(name: str, mxfp8: bool, lengths: list[int
 def test_every_stage_of_random_drafters(family: str, mxfp8: bool, length: int) -> None:
     config = small(family)
     check_stages(config, random_weights(config), mxfp8, [length], emulator=Emulator(8, 3))
+
+
+@pytest.mark.parametrize(("hidden", "part"), [(3072, 2560), (1536, 1024)])
+@FORMATS
+def test_sixteen_rows_in_parts_with_sums_in_the_logits(
+    hidden: int, part: int, mxfp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What M3.1 takes at 16 rows: several parts of every linear, two requests, and the LM head's sums in the buffer of
+    the logits; the last row block of the vocabulary is not full, and with the smaller part a pass has idle warps."""
+    config = small(hidden_size=hidden, num_layers=1, target_layer_ids=(1,), vocab_size=2056)
+    real = Geometry.choose
+
+    def as_m31(*args: object, **options: object) -> Geometry:
+        return replace(real(*args, **options), part_size=part, slots=3, keys=96, logit_sums=True)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Geometry, "choose", as_m31)
+    g, m31 = Geometry.choose(config, rows=16, mxfp8=mxfp8), real(M31, rows=16, mxfp8=mxfp8)
+    assert (m31.part_size, m31.logit_sums) == (2560, True)
+    for name in ("layers.0.qkv", "layers.0.gate_up", "lm_head"):
+        ours, theirs = g.linears[name], m31.linears[name]
+        assert ours.parts > 1
+        assert part < 2560 or (ours.part_chunks, ours.split_log2) == (theirs.part_chunks, theirs.split_log2)
+    check_stages(config, random_weights(config), mxfp8, [75, 33], rows=16, emulator=Emulator(16, 2))
 
 
 @FORMATS

@@ -18,12 +18,13 @@ pytestmark = pytest.mark.numbers
 SOURCES = Path(sizes.__file__).parent
 
 
+@pytest.mark.parametrize("rows", [8, 16])
 @pytest.mark.parametrize("mxfp8", [False, True])
 @pytest.mark.parametrize(
     "config", [QWEN3_8B, M31, small(), small("qwen3"), small("minicpm5")], ids=lambda c: c.family.value
 )
-def test_every_linear_is_covered_and_shared_memory_fits(config: DraftConfig, mxfp8: bool) -> None:
-    g = Geometry.choose(config, rows=8, mxfp8=mxfp8)
+def test_every_linear_is_covered_and_shared_memory_fits(config: DraftConfig, mxfp8: bool, rows: int) -> None:
+    g = Geometry.choose(config, rows=rows, mxfp8=mxfp8)
     assert g.shared_bytes <= sizes.SHARED_LIMIT
     for linear in g.linears.values():
         chunk = 256 if linear.mxfp8 else 128
@@ -33,7 +34,7 @@ def test_every_linear_is_covered_and_shared_memory_fits(config: DraftConfig, mxf
         if not linear.name.startswith("markov"):
             assert linear.part_chunks * chunk <= room
         per_cta = -(-linear.row_blocks // g.grid)
-        assert linear.parts == 1 or per_cta <= g.sum_slots
+        assert linear.parts == 1 or per_cta <= g.sum_slots or (g.logit_sums and linear.name == "lm_head")
 
 
 def test_bytes_of_a_step_are_those_of_the_released_drafters() -> None:
@@ -98,5 +99,15 @@ def test_rows_and_positions_are_refused_with_the_limit() -> None:
         Geometry.choose(small(), rows=3, mxfp8=True)
     with pytest.raises(InputError, match="max_positions: found 4090, wanted at most 4089"):
         Geometry.choose(small(max_positions=4096), rows=8, mxfp8=True, max_positions=4090)
-    with pytest.raises(UnsupportedCheckpoint, match="16 rows of hidden size 6144"):
-        Geometry.choose(M31, rows=16, mxfp8=True)
+    with pytest.raises(UnsupportedCheckpoint, match="16 rows of hidden size 256"):
+        Geometry.choose(small(block_size=1, vocab_size=600_000), rows=16, mxfp8=True)  # bounds of the Markov scan
+
+
+def test_sums_of_the_lm_head_leave_shared_memory_only_where_nothing_fits_otherwise() -> None:
+    for config in (QWEN3_8B, M31, small()):
+        for mxfp8 in (False, True):
+            eight, sixteen = (Geometry.choose(config, rows=rows, mxfp8=mxfp8) for rows in (8, 16))
+            assert not eight.logit_sums
+            assert not [option for option in eight.options if "LOGIT_SUMS" in option]
+            assert sixteen.logit_sums == (config is M31)
+            assert ("-DLOGIT_SUMS=1" in sixteen.options) == (config is M31)

@@ -197,6 +197,12 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
         }
         if (s.parts > 1) {
           float2* sums = shared_sums() + ((slot + sub) * per + q) * (is_gated ? 2 : 1);
+#ifdef LOGIT_SUMS
+          if (s.out == OUT_LOGITS) {  // too many row blocks a CTA for shared memory: the same thread finds them where its logits go
+            if (!live) continue;
+            sums = (float2*)((float*)s.output + (u64)row * s.columns + row_block * 16 + 2 * pair);
+          }
+#endif
           if (part) {
             y.x += sums[0].x, y.y += sums[0].y;
             if (is_gated) up.x += sums[1].x, up.y += sums[1].y;
