@@ -1,6 +1,7 @@
 """Small drafters with random weights, for tests and benchmarks: a config, its weights, and a folder in released layout.
 
-The weights are scaled so that activations stay of order 1 through any number of layers; they draft nothing sensible.
+The weights are scaled so that activations and scores stay of order 1 through any number of layers; they draft nothing
+sensible.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def random_weights(
         role = spec.role.split(".")[-1]
         if role.endswith("norm"):
             value = 0.1 * value + (0.0 if config.norm is Norm.GEMMA else 1.0)
+            if role in ("q_norm", "k_norm") and config.norm is Norm.RMS:
+                value = value * (config.head_dim**-0.5 / config.score_scale) ** 0.5
         elif role == "layer_scalar":
             value = 1.0 + 0.1 * value
         elif role in ("embed", "markov_w1"):

@@ -68,9 +68,17 @@ def noise(config: DraftConfig, weights: DraftWeights, lengths: list[int], device
         pairs += [("context.k", one.keys, other.keys), ("context.v", one.values, other.values)]
     for name, one, other in pairs:
         if one.is_floating_point() and one.shape == other.shape:
-            one = one.bfloat16() if name.endswith("residual") else one
+            one = one.bfloat16() if name.endswith(("residual", "stream")) else one
             found[name] = max(found.get(name, 0.0), difference(one, other))
     return found
+
+
+def finished_values(config: DraftConfig, projected: torch.Tensor) -> torch.Tensor:
+    """The block's values [rows, KV heads, head] of their projection: the kernels norm them where they attend."""
+    if not config.value_norm:
+        return projected
+    x = projected.double()
+    return (x * (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()).bfloat16()
 
 
 def stages(
@@ -105,17 +113,19 @@ def stages(
             if name == "prepare" and count > 3:
                 note("embedding", plain(buffers["residual"])[:rows, :h], "embedding")
             elif kind == "qkv":
-                qkv = buffers["qkv"][:rows].view(rows, -1, 128)
+                qkv = buffers["qkv"][:rows].view(rows, -1, config.head_dim)
                 note("q_linear", qkv[:, : config.num_heads], f"layer{layer}.q_linear")
-                note("v", qkv[:, config.num_heads + config.num_kv_heads :], f"layer{layer}.v")
+                note("v", finished_values(config, qkv[:, -config.num_kv_heads :]), f"layer{layer}.v")
             elif kind == "combine":
                 note("attention", plain(buffers["attended"])[:rows, :q].double() / scale, f"layer{layer}.attention")
-            elif kind == "o":
+            elif kind in ("o", "down") and ours.geometry.joins:
+                note(kind, plain(buffers["delta"])[:rows, :h], f"layer{layer}.{kind}")
+            elif kind in ("o", "o_join"):
                 note("o.residual", plain(buffers["residual"])[:rows, :h], f"layer{layer}.o.residual")
             elif kind == "gate_up":
                 note("ffn", plain(buffers["gated"])[:rows, :f].double() / scale, f"layer{layer}.ffn")
-            elif kind == "down":
-                note("down.residual", plain(buffers["residual"])[:rows, :h], f"layer{layer}.down.residual")
+            elif kind in ("down", "down_join"):
+                note("stream", plain(buffers["residual"])[:rows, :h], f"layer{layer}.stream")
             elif name == "lm_head":
                 note("base_logits", buffers["logits"][:rows, : config.vocab_size], "base_logits")
 
@@ -129,7 +139,9 @@ def stages(
             theirs_kv = theirs.pool.read(request, layer, 0)
             for which, wanted_kv in enumerate((theirs_kv.keys, theirs_kv.values)):
                 pool = (
-                    buffers["pool"][pages, layer, which].transpose(1, 2).reshape(-1, config.num_kv_heads, 128)[:length]
+                    buffers["pool"][pages, layer, which]
+                    .transpose(1, 2)
+                    .reshape(-1, config.num_kv_heads, config.head_dim)[:length]
                 )
                 error = difference(pool, wanted_kv)
                 name = ("context.k", "context.v")[which]

@@ -18,7 +18,8 @@ EPILOGUE_WARPS = 8
 CANDIDATE_WARPS = 4
 """Compute warps that read candidates of the bounded Markov stage."""
 THREADS = (COMPUTE_WARPS + EPILOGUE_WARPS + 4) * 32
-HEAD = 128
+HEAD_SIZES = {128: 48, 256: 32, 512: 16}
+"""Head sizes that attention takes, and at most how many query rows of a KV head at once: sums stay in registers."""
 PAGE = 64
 """Positions of a K/V page."""
 SLOT_BYTES = 4224
@@ -122,7 +123,7 @@ class Geometry:
                 geometry
                 for slot_count in slots
                 for part in range(widest, 0, -512)
-                for keys in (128, 96, 64)
+                for keys in ((128, 96, 64) if config.head_dim == 128 else (64, 32))
                 if (
                     geometry := Geometry(config, tiles, mxfp8, grid, pages, part, slot_count, keys, ranks, logit_sums)
                 ).shared_bytes
@@ -184,14 +185,24 @@ class Geometry:
         return self.config.vocab_size * self.ranks
 
     @property
+    def kv_columns(self) -> int:
+        """Columns of a layer's k and v projections, which may be the same."""
+        return self.config.kv_size * (1 if self.config.shared_kv_projection else 2)
+
+    @property
+    def joins(self) -> bool:
+        """Whether o and down are normed before they join the residual, and layers scaled: in stages of their own."""
+        return self.config.sandwich_norms
+
+    @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.config.num_heads // self.config.num_kv_heads
 
     @property
     def m_groups(self) -> int:
-        """Groups of query rows of a KV head: three tiles of 16 (row, head of the group) fit in a warp's registers."""
-        return -(-self.config.block_size * self.group // 48)
+        """Groups of query rows (row, head of the group) of a KV head."""
+        return -(-self.config.block_size * self.group // HEAD_SIZES[self.config.head_dim])
 
     @property
     def m_tiles(self) -> int:
@@ -212,7 +223,7 @@ class Geometry:
     def attention_scratch(self) -> int:
         m = 16 * self.m_tiles
         return (
-            (m + 2 * self.keys) * 272
+            (m + 2 * self.keys) * (2 * self.config.head_dim + 16)
             + m * (self.keys + 4) * 4
             + 12 * m
             + self.config.block_size * self.config.rotary_dim * 4
@@ -266,7 +277,7 @@ class Geometry:
     def linears(self) -> dict[str, Linear]:
         """Every linear of a step by its weight's name; `markov` or `markov_scan` is streamed once a slot."""
         c = self.config
-        kv = 2 * c.kv_size
+        kv = self.kv_columns
         made = [self.linear("fc", c.hidden_size, c.feature_size, False)]
         made.append(self.linear("context_kv", c.num_layers * kv, c.hidden_size, self.mxfp8))
         for i in range(c.num_layers):
@@ -297,8 +308,8 @@ class Geometry:
     @property
     def stages(self) -> int:
         """Stages of a step: context projection 2, prepare, six a layer (and the sums of o and down over several
-        ranks), LM head, the chain, finish."""
-        layer = 6 if self.ranks == 1 else 8
+        ranks, and their joins), LM head, the chain, finish."""
+        layer = 6 + 2 * (self.ranks > 1) + 2 * self.joins
         return 3 + layer * self.config.num_layers + 1 + self.config.block_size + 1
 
     @property
@@ -367,6 +378,7 @@ class Geometry:
         }
         if self.ranks > 1:
             values["RANKS"] = self.ranks
+        values |= self._additions
         if self.logit_sums:
             values["LOGIT_SUMS"] = 1
         if swiglu is not None:
@@ -376,6 +388,24 @@ class Geometry:
                 "SWIGLU_BETA": f"{swiglu.beta!r}f",
             }
         return [f"-D{name}={value}" for name, value in values.items()]
+
+    @property
+    def _additions(self) -> dict[str, object]:
+        """Options of builds for what Gemma4 adds to a Qwen3 layer, and for larger heads."""
+        c, values = self.config, dict[str, object]()
+        if c.head_dim != 128:
+            values["HEAD"] = c.head_dim
+        if c.rotary is Rotary.PROPORTIONAL or c.head_dim != 128:
+            values["ROTARY_APART"] = c.head_dim // 2
+        if c.logit_softcap is not None:
+            values["LOGIT_SOFTCAP"] = f"{c.logit_softcap!r}f"
+        if c.shared_kv_projection:
+            values["SHARED_KV"] = 1
+        if c.value_norm:
+            values["VALUE_NORM"] = 1
+        if self.joins:
+            values["JOINS"] = 1
+        return values
 
 
 def rank_config(config: DraftConfig, ranks: int) -> DraftConfig:
@@ -407,7 +437,7 @@ def refuse(config: DraftConfig) -> None:
         config.markov.value,
         "vanilla (gated and rnn have no kernel)",
     )
-    want(config.head_dim == HEAD, "head_dim", config.head_dim, f"{HEAD}")
+    want(config.head_dim in HEAD_SIZES, "head_dim", config.head_dim, f"one of {', '.join(map(str, HEAD_SIZES))}")
     want(config.hidden_size % 32 == 0, "hidden_size", config.hidden_size, "a multiple of 32")
     want(config.ffn_size % 32 == 0, "ffn_size", config.ffn_size, "a multiple of 32")
     want(config.markov_rank % 8 == 0, "markov_rank", config.markov_rank, "a multiple of 8")
@@ -416,12 +446,12 @@ def refuse(config: DraftConfig) -> None:
     want(config.block_size <= MAX_ROWS, "block_size", config.block_size, f"at most {MAX_ROWS} query rows")
     want(config.num_layers <= 6, "num_layers", config.num_layers, "at most 6 layers")
     want(config.num_heads % config.num_kv_heads == 0, "num_heads", config.num_heads, "a multiple of num_kv_heads")
-    gemma = "off (Gemma4's additions have no kernel)"
-    want(config.rotary is Rotary.LEADING, "rotary", config.rotary.value, "leading")
-    want(config.embed_scale == 1.0, "embed_scale", config.embed_scale, "1.0 (Gemma4's additions have no kernel)")
-    want(config.logit_softcap is None, "logit_softcap", config.logit_softcap, gemma)
-    for field in ("value_norm", "shared_kv_projection", "sandwich_norms", "layer_scalars"):
-        want(not getattr(config, field), field, getattr(config, field), gemma)
+    leading = config.rotary is Rotary.LEADING and config.rotary_dim < config.head_dim
+    want(config.head_dim == 128 or not leading, "rotary", "leading, of a part of the head", "all dims, or proportional")
+    same = config.layer_scalars == config.sandwich_norms
+    want(
+        same, "layer_scalars", config.layer_scalars, f"{config.sandwich_norms}, as sandwich_norms: one stage does both"
+    )
     want(config.norm in (Norm.RMS, Norm.GEMMA), "norm", config.norm, "rms or gemma")
     if faults:
         raise UnsupportedCheckpoint("the Hopper backend does not run this drafter", faults)

@@ -19,6 +19,7 @@ class Kind(IntEnum):
     FINISH = 5
     MARKOV_BOUNDED = 6
     SUM = 7
+    JOIN = 8
 
 
 class Out(IntEnum):
@@ -31,6 +32,7 @@ class Out(IntEnum):
     LOGITS = 4
     HEADS = 5
     PARTIAL = 6
+    DELTA = 7
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,21 @@ def stages(geometry: Geometry, *, bounded: bool = False) -> list[Stage]:
 
 
 def _to_residual(geometry: Geometry, name: str, source: str, layer: int) -> list[Stage]:
-    """A linear whose result is added to the residual; over several ranks partial sums, then their sum."""
+    """A linear whose result is added to the residual; over several ranks partial sums, then their sum. Where it is
+    normed first, a join does that and the addition."""
     linear = geometry.linears[name]
+    out, output = (Out.DELTA, "delta") if geometry.joins else (Out.RESIDUAL, "hidden")
     if geometry.ranks == 1:
-        return [Stage(name, Kind.LINEAR, linear, Out.RESIDUAL, source, "hidden", layer=layer)]
-    exchange = int(name.endswith("down"))
-    return [
-        Stage(name, Kind.LINEAR, linear, Out.PARTIAL, source, layer=layer, step=exchange),
-        Stage(f"{name}_sum", Kind.SUM, None, Out.RESIDUAL, "", "hidden", layer=layer, step=exchange),
-    ]
+        plan = [Stage(name, Kind.LINEAR, linear, out, source, output, layer=layer)]
+    else:
+        exchange = int(name.endswith("down"))
+        plan = [
+            Stage(name, Kind.LINEAR, linear, Out.PARTIAL, source, layer=layer, step=exchange),
+            Stage(f"{name}_sum", Kind.SUM, None, out, "", output, layer=layer, step=exchange),
+        ]
+    if geometry.joins:
+        plan.append(Stage(f"{name}_join", Kind.JOIN, None, Out.RESIDUAL, "delta", "hidden", "delta", layer=layer))
+    return plan
 
 
 def step_bytes(geometry: Geometry, *, context: int, new_rows: int = 0, bounded: bool = False) -> dict[str, int]:

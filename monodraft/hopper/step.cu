@@ -60,6 +60,11 @@ INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
         sum_epilogue(a, s, thread);
         break;
 #endif
+#ifdef JOINS
+      case KIND_JOIN:
+        join_epilogue(a, s, fixed().factor, thread);
+        break;
+#endif
       default:
 #if RANKS > 1
         // In a chain, another CTA may start when CTA 0 has moved the epoch on: it would wait for a tag that never comes.

@@ -51,17 +51,18 @@ def stage_records(plan: list[Stage], weights: PackedWeights, workspace: Workspac
         "gated": g.ffn_padded,
     }
     columns = {
-        "qkv": c.q_size + 2 * c.kv_size,
-        "context_kv": c.num_layers * 2 * c.kv_size,
+        "qkv": c.q_size + g.kv_columns,
+        "context_kv": c.num_layers * g.kv_columns,
         "gated": g.ffn_padded,
         "logits": g.vocab_padded,
     }
-    squares = {"hidden": buffers["squares"][0].data_ptr(), "context": buffers["squares"][1].data_ptr()}
+    # A delta's sums of squares lie where those of the context rows were: the step has used them before its first layer.
+    squares = {name: buffers["squares"][i].data_ptr() for name, i in (("hidden", 0), ("context", 1), ("delta", 1))}
 
     def next_norm(stage: Stage) -> str:
         if stage.out is Out.CONTEXT:
             return "hidden"
-        if stage.name.endswith((".o", ".o_sum")):
+        if stage.name.endswith((".o", ".o_sum", ".o_join")):
             return f"layers.{stage.layer}.post"
         return f"layers.{stage.layer + 1}.input" if stage.layer + 1 < c.num_layers else "final"
 
@@ -84,7 +85,10 @@ def stage_records(plan: list[Stage], weights: PackedWeights, workspace: Workspac
             if stage.out is not Out.LOGITS:  # the LM head's first CTAs also compute the confidence
                 record.rotation = rotation
                 rotation = (rotation - linear.row_blocks) % g.grid
-        if stage.kind in (Kind.LINEAR, Kind.SUM):
+        if stage.kind is Kind.JOIN:
+            record.weights = weights.joins[stage.name].data_ptr()
+            record.input, record.squares = buffers[stage.input].data_ptr(), squares[stage.normed]
+        if stage.kind in (Kind.LINEAR, Kind.SUM, Kind.JOIN):
             record.out = stage.out
             record.output = buffers[stage.output].data_ptr() if stage.output else 0
         if stage.out in (Out.RESIDUAL, Out.CONTEXT):

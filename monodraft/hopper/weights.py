@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ class PackedWeights:
     (1 + w for Gemma); `head_norms` float32 [layers, 2, head]; `confidence` float32 [hidden padded + rank padded + 1].
     embed and w1 stay row-major bf16. `w1_lengths` float32 [vocab]: norms of w1's rows,
     rounded up. `slack` float32 [vocab padded]: how far a row of `markov_scan` (w2 in MXFP8) may be from w2's, see
-    `scan_slack`."""
+    `scan_slack`. `joins` float32 [hidden padded + 1] by the names of the join stages: the norm's factor and what the
+    residual is multiplied by. `embed` carries `DraftConfig.embed_scale`."""
 
     geometry: Geometry
     packed: dict[str, torch.Tensor]
@@ -30,12 +32,14 @@ class PackedWeights:
     w1: torch.Tensor
     w1_lengths: torch.Tensor
     slack: torch.Tensor
+    joins: dict[str, torch.Tensor]
 
     @property
     def bytes(self) -> int:
         tensors = [
             *self.packed.values(),
             *self.norms.values(),
+            *self.joins.values(),
             self.head_norms,
             self.confidence,
             self.embed,
@@ -57,6 +61,38 @@ def _factor(config: DraftConfig, weight: torch.Tensor, size: int, device: torch.
     factor = weight.to(device, torch.bfloat16).float()
     factor = 1.0 + factor if config.norm is Norm.GEMMA else factor
     return torch.nn.functional.pad(factor, (0, size - len(factor)))
+
+
+def _join(config: DraftConfig, norm: torch.Tensor, scalar: torch.Tensor, size: int) -> torch.Tensor:
+    """A join's table: the factor of the norm [size], then the scalar."""
+    return torch.cat([_factor(config, norm, size, scalar.device), scalar.float().view(1)])
+
+
+def _joins(
+    config: DraftConfig, layers: Sequence[LayerWeights], size: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """`PackedWeights.joins`; nothing without sandwich norms."""
+    found = {}
+    for i, layer in enumerate(layers):
+        if layer.attention_output_norm is None or layer.ffn_output_norm is None or layer.layer_scalar is None:
+            continue
+        one, scalar = torch.ones(1, device=device), layer.layer_scalar.to(device)
+        found[f"layers.{i}.o_join"] = _join(config, layer.attention_output_norm, one, size)
+        found[f"layers.{i}.down_join"] = _join(config, layer.ffn_output_norm, scalar, size)
+    return found
+
+
+def _embedding(config: DraftConfig, embed: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """bf16 [V, H], times the factor on embeddings, which is rounded to the table's type: the products as the reference
+    rounds them."""
+    table = embed.to(device, torch.bfloat16)
+    if config.embed_scale == 1.0:
+        return table
+    factor = torch.tensor(config.embed_scale, dtype=embed.dtype).float()
+    scaled = torch.empty_like(table)
+    for start in range(0, len(table), 1 << 14):
+        scaled[start : start + (1 << 14)] = table[start : start + (1 << 14)].float() * factor
+    return scaled
 
 
 def scan_slack(w2: torch.Tensor, scanned: Mxfp8Matrix) -> torch.Tensor:
@@ -84,11 +120,12 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device | str = "cuda") -> PackedWeights:
     """Packs on `device`, one matrix at a time. UnsupportedCheckpoint for what MXFP8 chunks cannot hold."""
     c, device, mxfp8 = geometry.config, torch.device(device), geometry.mxfp8
+    kv = ("k",) if c.shared_kv_projection else ("k", "v")
 
     def layer_matrices(layer: LayerWeights) -> dict[str, Matrix]:
         at = {name: _moved(getattr(layer, name), device) for name in ("q", "k", "v", "o", "gate", "up", "down")}
         return {
-            "qkv": pack.stacked(at["q"], at["k"], at["v"]),
+            "qkv": pack.stacked(at["q"], *(at[name] for name in kv)),
             "o": at["o"],
             "gate_up": pack.gate_up(at["gate"], at["up"]),
             "down": at["down"],
@@ -107,7 +144,7 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
     slack = scan_slack(w2, scanned)
     # Rounded up: the squares are exact in float32 for bf16, their sum and the root lose less than 2^-16.
     lengths = weights.markov_w1.to(device, torch.bfloat16).float().norm(dim=1) * (1 + 2.0**-12)
-    context = [_moved(part, device) for layer in weights.layers for part in (layer.k, layer.v)]
+    context = [_moved(getattr(layer, name), device) for layer in weights.layers for name in kv]
     packed["context_kv"] = pack.pack_linear(pack.stacked(*context), mxfp8=mxfp8, name="k and v of all layers")
     norms = {"hidden": weights.hidden_norm, "final": weights.final_norm}
     heads = []
@@ -129,8 +166,9 @@ def pack_weights(geometry: Geometry, weights: DraftWeights, device: torch.device
         {name: _factor(c, weight, geometry.hidden_padded, device) for name, weight in norms.items()},
         torch.cat(heads).view(c.num_layers, 2, c.head_dim),
         confidence,
-        _aligned(weights.embed.to(device, torch.bfloat16)),
+        _aligned(_embedding(c, weights.embed, device)),
         _aligned(weights.markov_w1.to(device, torch.bfloat16)),
         lengths,
         slack,
+        _joins(c, weights.layers, geometry.hidden_padded, device),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from monodraft.checkpoint.config import Rotary
 from monodraft.errors import Fault, InputError, StepFailed
 from monodraft.hopper import health
 from monodraft.hopper.geometry import PAGE, STEP_KEYS, Geometry, padded
@@ -27,7 +28,8 @@ class StepInput:
 def rope_table(geometry: Geometry, positions: int) -> torch.Tensor:
     """float32 [positions, R / 2, 2] of cos, sin of torch's float32 angles, each rounded from float64."""
     config = geometry.config
-    exponent = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+    of = config.rotary_dim if config.rotary is Rotary.LEADING else config.head_dim
+    exponent = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / of
     angle = torch.arange(positions, dtype=torch.float32)[:, None] * (1.0 / config.rope_theta**exponent)
     return torch.stack([angle.double().cos(), angle.double().sin()], -1).float()
 
@@ -75,10 +77,10 @@ class Workspace:
             "context": ((rows, geometry.hidden_padded), bf16),
             "attended": ((rows, geometry.q_padded), bf16),
             "gated": ((rows, geometry.ffn_padded), bf16),
-            "qkv": ((rows, c.q_size + 2 * c.kv_size), bf16),
-            "context_kv": ((rows, c.num_layers * 2 * c.kv_size), bf16),
+            "qkv": ((rows, c.q_size + geometry.kv_columns), bf16),
+            "context_kv": ((rows, c.num_layers * geometry.kv_columns), bf16),
             "squares": ((2, rows, geometry.hidden_padded // 16), f32),
-            "partial": ((geometry.attention_items, 16 * geometry.m_tiles, 128), f32),
+            "partial": ((geometry.attention_items, 16 * geometry.m_tiles, c.head_dim), f32),
             "partial_stats": ((geometry.attention_items, 16 * geometry.m_tiles, 2), f32),
             "logits": ((rows, geometry.vocab_padded), f32),
             "best": ((2, rows, geometry.grid), torch.int64),
@@ -87,8 +89,10 @@ class Workspace:
             "progress": ((geometry.grid,), torch.int32),
             "sync": ((64,), torch.int32),
             "floors": ((c.block_size, rows), torch.int32),
-            "pool": ((pages, c.num_layers, 2, c.num_kv_heads, PAGE, 128), bf16),
+            "pool": ((pages, c.num_layers, 2, c.num_kv_heads, PAGE, c.head_dim), bf16),
         }
+        if geometry.joins:
+            shapes["delta"] = ((rows, geometry.hidden_padded), bf16)
         if geometry.ranks > 1:
             shapes["exchange"] = ((geometry.exchange_bytes,), torch.uint8)
         needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())

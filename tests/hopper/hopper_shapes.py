@@ -34,6 +34,20 @@ M31 = random_config(
     max_positions=131072,
     windows=(4096,) * 5,
 )
+GEMMA4_12B = random_config(
+    Family.GEMMA4,
+    hidden_size=3840,
+    num_layers=5,
+    num_heads=16,
+    num_kv_heads=1,
+    head_dim=512,
+    ffn_size=15360,
+    vocab_size=262144,
+    markov_rank=256,
+    target_layer_ids=(5, 17, 29, 41, 46),
+    max_positions=262144,
+    num_target_layers=48,
+)
 
 
 def small(family: str = "minimax-m31", **overrides: object) -> DraftConfig:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hopper_shapes import M31, QWEN3_8B, small
+from hopper_shapes import GEMMA4_12B, M31, QWEN3_8B, small
 
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.hopper import build, launch
@@ -25,11 +25,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 @pytest.mark.parametrize(
     ("config", "rows", "mxfp8", "stores"),
-    [(QWEN3_8B, 8, False, 0), (QWEN3_8B, 8, True, 0), (M31, 8, True, 4), (M31, 16, False, 4), (M31, 16, True, 7)],
-    ids=["qwen3-8b bf16", "qwen3-8b mxfp8", "m3.1 mxfp8", "m3.1 bf16, 16 rows", "m3.1 mxfp8, 16 rows"],
+    [
+        (QWEN3_8B, 8, False, 0),
+        (QWEN3_8B, 8, True, 0),
+        (M31, 8, True, 4),
+        (M31, 16, False, 4),
+        (M31, 16, True, 7),
+        (GEMMA4_12B, 8, False, 0),
+        (GEMMA4_12B, 8, True, 2),
+        (GEMMA4_12B, 16, True, 4),
+    ],
+    ids=lambda value: getattr(value, "family", value),
 )
 def test_resources_and_instruction_mix(config: DraftConfig, rows: int, mxfp8: bool, stores: int) -> None:
-    """96 registers are what 640 threads can start with; no spill, or (M3.1) a few scalars."""
+    """96 registers are what 640 threads can start with; no spill, or a few scalars."""
     used = resources(build.build(Geometry.choose(config, rows=rows, mxfp8=mxfp8), quiet=True))
     assert used.registers == 96
     assert used.instructions["STL"] <= stores

@@ -16,9 +16,19 @@ pytestmark = [pytest.mark.device, pytest.mark.skipif(not HOPPER, reason="needs a
 
 
 @pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])
-@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5"])
-def test_drafts_are_the_references_up_to_near_ties(family: str, mxfp8: bool) -> None:
-    config = small(family)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("minimax-m31", {}),
+        ("qwen3", {}),
+        ("minicpm5", {}),
+        ("gemma4", {}),
+        ("gemma4", {"head_dim": 512, "num_heads": 16, "num_kv_heads": 1}),
+    ],
+    ids=str,
+)
+def test_drafts_are_the_references_up_to_near_ties(family: str, sizes: dict[str, int], mxfp8: bool) -> None:
+    config = small(family, **sizes)
     weights = random_weights(config)
     ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=2, max_positions=512)
     theirs = ReferenceDrafter(config, weights, "w8a16" if mxfp8 else "bf16", max_requests=2)

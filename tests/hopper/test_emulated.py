@@ -80,11 +80,66 @@ def test_every_stage_of_other_contexts(name: str, mxfp8: bool, lengths: list[int
 
 @pytest.mark.slow
 @FORMATS
-@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5"])
+@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5", "gemma4"])
 @pytest.mark.parametrize("length", [1, 140])
 def test_every_stage_of_random_drafters(family: str, mxfp8: bool, length: int) -> None:
     config = small(family)
     check_stages(config, random_weights(config), mxfp8, [length], emulator=Emulator(8, 3))
+
+
+GEMMAS = {
+    "heads of 128": {},
+    "heads of 512, one of keys": {"head_dim": 512, "num_heads": 16, "num_kv_heads": 1},
+    "heads of 256, values of their own, no cap": {
+        "head_dim": 256,
+        "num_kv_heads": 2,
+        "shared_kv_projection": False,
+        "logit_softcap": None,
+    },
+}
+"""Random Gemma4 drafters by what the kernels take otherwise."""
+
+
+def gemma(name: str) -> tuple[DraftConfig, DraftWeights]:
+    config = small("gemma4", **GEMMAS[name])
+    return config, random_weights(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "mxfp8", "lengths"),
+    [
+        ("heads of 128", False, [75]),
+        ("heads of 128", True, [33, 20]),
+        ("heads of 512, one of keys", False, [33, 20]),
+        ("heads of 512, one of keys", True, [75]),
+        ("heads of 256, values of their own, no cap", True, [75]),
+    ],
+    ids=str,
+)
+def test_every_stage_of_gemma4(name: str, mxfp8: bool, lengths: list[int]) -> None:
+    check_stages(*gemma(name), mxfp8, lengths, rows=8 * len(lengths), emulator=Emulator(16, 2))
+
+
+@pytest.mark.slow
+@FORMATS
+@pytest.mark.parametrize("name", GEMMAS)
+@pytest.mark.parametrize(("lengths", "rows"), [([0], 8), ([400], 8), ([130, 33], 16)], ids=str)
+def test_every_stage_of_gemma4_at_other_contexts(name: str, mxfp8: bool, lengths: list[int], rows: int) -> None:
+    check_stages(*gemma(name), mxfp8, lengths, rows=rows, emulator=Emulator(20, 3))
+
+
+@FORMATS
+def test_gemma4_in_schedules_and_forms(mxfp8: bool) -> None:
+    config, weights = gemma("heads of 512, one of keys")
+    emulator, seen = Emulator(8), set()
+    ours = HopperDrafter(config, weights, mxfp8=mxfp8, max_requests=2, max_positions=512, emulator=emulator)
+    anchors = checks.committed(ours, [40], "cpu")
+    for seed, form, logits in ((0, Form.ONE_LAUNCH, False), (1, Form.CHAIN, False), (2, Form.ONE_LAUNCH, True)):
+        emulator.seed, ours.step.form = seed, form
+        [draft] = ours.propose(anchors, logits=logits)
+        assert draft.confidence is not None
+        seen.add((draft.tokens.numpy().tobytes(), draft.confidence.numpy().tobytes()))
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(("hidden", "part"), [(3072, 2560), (1536, 1024)])

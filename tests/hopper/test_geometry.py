@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hopper_shapes import M31, QWEN3_8B, small
+from hopper_shapes import GEMMA4_12B, M31, QWEN3_8B, small
 
 from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
 from monodraft.errors import InputError, UnsupportedCheckpoint
@@ -21,7 +21,9 @@ SOURCES = Path(sizes.__file__).parent
 @pytest.mark.parametrize("rows", [8, 16])
 @pytest.mark.parametrize("mxfp8", [False, True])
 @pytest.mark.parametrize(
-    "config", [QWEN3_8B, M31, small(), small("qwen3"), small("minicpm5")], ids=lambda c: c.family.value
+    "config",
+    [QWEN3_8B, M31, GEMMA4_12B, small(), small("qwen3"), small("minicpm5"), small("gemma4")],
+    ids=lambda c: c.family.value,
 )
 def test_every_linear_is_covered_and_shared_memory_fits(config: DraftConfig, mxfp8: bool, rows: int) -> None:
     g = Geometry.choose(config, rows=rows, mxfp8=mxfp8)
@@ -81,8 +83,8 @@ def test_names_shared_with_the_source_agree() -> None:
         (random_config(Family.QWEN3), "head_dim"),
         (small(markov=MarkovKind.GATED), "markov head"),
         (small(markov=MarkovKind.RNN), "markov head"),
-        (small("gemma4"), "sandwich_norms"),
-        (small("gemma4"), "embed_scale"),
+        (small("gemma4", layer_scalars=False), "layer_scalars"),
+        (small("qwen3", head_dim=512, rotary_dim=128), "rotary"),
         (small(block_size=17), "block_size"),
         (small(num_layers=7), "num_layers"),
     ],
@@ -90,6 +92,42 @@ def test_names_shared_with_the_source_agree() -> None:
 def test_drafters_without_kernels_are_refused_with_the_field(config: DraftConfig, field: str) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=rf"\n  {field}: found "):
         Geometry.choose(config, rows=16, mxfp8=True)
+
+
+ADDITIONS = {"HEAD", "ROTARY_APART", "LOGIT_SOFTCAP", "SHARED_KV", "VALUE_NORM", "JOINS"}
+
+
+def test_what_gemma4_adds_is_asked_for_only_where_it_is() -> None:
+    def asked(config: DraftConfig) -> dict[str, str]:
+        options = Geometry.choose(config, rows=8, mxfp8=True).options
+        pairs = (option.removeprefix("-D").split("=") for option in options)
+        return {name: value for name, value in pairs if name in ADDITIONS}
+
+    for family in ("minimax-m31", "qwen3", "minicpm5"):
+        assert asked(small(family)) == {}
+    shared = {"SHARED_KV": "1", "VALUE_NORM": "1", "JOINS": "1", "LOGIT_SOFTCAP": "30.0f"}
+    assert asked(small("gemma4")) == shared | {"ROTARY_APART": "64"}
+    assert asked(GEMMA4_12B) == shared | {"HEAD": "512", "ROTARY_APART": "256"}
+    assert asked(small("gemma4", shared_kv_projection=False, logit_softcap=None)).keys() == {
+        "VALUE_NORM",
+        "JOINS",
+        "ROTARY_APART",
+    }
+    assert asked(small("qwen3", head_dim=256)) == {"HEAD": "256", "ROTARY_APART": "128"}
+
+
+def test_o_and_down_are_joined_in_stages_of_their_own() -> None:
+    for ranks in (1, 2):
+        g = Geometry.choose(small("gemma4"), rows=8, mxfp8=True, ranks=ranks)
+        plan_of = plan.stages(g)
+        assert len(plan_of) == g.stages
+        joins = [i for i, stage in enumerate(plan_of) if stage.kind is plan.Kind.JOIN]
+        assert len(joins) == 2 * g.config.num_layers
+        for i in joins:
+            before, join = plan_of[i - 1], plan_of[i]
+            assert (before.out, before.output) == (plan.Out.DELTA, "delta")
+            assert (join.out, join.input, join.normed) == (plan.Out.RESIDUAL, "delta", "delta")
+            assert before.kind is (plan.Kind.LINEAR if ranks == 1 else plan.Kind.SUM)
 
 
 def test_rows_and_positions_are_refused_with_the_limit() -> None:

@@ -223,6 +223,6 @@ def test_drafter_without_a_gpu_says_so() -> None:
     config = small()
     with pytest.raises(ToolkitMissing, match="GPU: found none"):
         HopperDrafter(config, random_weights(config))
-    gemma = small("gemma4")
+    narrow = small(head_dim=32)
     with pytest.raises(UnsupportedCheckpoint, match="does not run this drafter"):
-        HopperDrafter(gemma, random_weights(gemma))
+        HopperDrafter(narrow, random_weights(narrow))

@@ -91,10 +91,16 @@ def test_two_ranks_draft_as_the_reference(mxfp8: bool) -> None:
     compare(small(), random_weights(small()), 2, mxfp8)
 
 
+def test_two_ranks_of_gemma4_draft_as_the_reference() -> None:
+    """Deltas are summed over the ranks before they are normed; the one head of keys is on both."""
+    config = small("gemma4", head_dim=256, num_kv_heads=1)
+    compare(config, random_weights(config), 2, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mxfp8", [False, True], ids=["bf16", "w8a16"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5"])
+@pytest.mark.parametrize("family", ["minimax-m31", "qwen3", "minicpm5", "gemma4"])
 def test_every_family_and_rank_count_drafts_as_the_reference(family: str, ranks: int, mxfp8: bool) -> None:
     config = small(family, vocab_size=2048)
     compare(config, random_weights(config), ranks, mxfp8)

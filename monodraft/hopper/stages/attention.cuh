@@ -8,7 +8,9 @@
 #include "heads.cuh"
 
 #define M_ROWS (M_TILES * 16)
-#define KEY_STRIDE 272                      // bytes of a row of 128 bf16, padded against bank conflicts
+#define KEY_STRIDE (HEAD * 2 + 16)          // bytes of a row of bf16, padded against bank conflicts
+#define UNITS (HEAD / 8)                    // of 16 bytes in a head
+#define OUT_TILES (HEAD / 64)               // of 8 columns of the sums, a warp
 #define SCORE_STRIDE ((KEYS + 4) * 4)       // bytes of a row of scores; P overwrites them as bf16
 #define QUERY_AT 0
 #define KEY_AT (M_ROWS * KEY_STRIDE)
@@ -34,9 +36,9 @@ INLINE Keys keys_of(u32 request, u32 layer) {
 
 // What an item needs besides keys: its raw query heads, and the rotations of the block's positions.
 INLINE void start_queries(const Args& a, u32 request, u32 kv_head, u32 m_first, u32 base, u32 thread) {
-  for (u32 i = thread; i < M_ROWS * 16; i += EPILOGUE_THREADS) {
-    const u32 m = m_first + i / 16, row = m / GROUP, at = base + QUERY_AT + i / 16 * KEY_STRIDE + i % 16 * 16;
-    if (row < BLOCK) copy_async16(at, a.qkv + (request * BLOCK + row) * QKV_SIZE + (kv_head * GROUP + m % GROUP) * HEAD + i % 16 * 8);
+  for (u32 i = thread; i < M_ROWS * UNITS; i += EPILOGUE_THREADS) {
+    const u32 m = m_first + i / UNITS, row = m / GROUP, at = base + QUERY_AT + i / UNITS * KEY_STRIDE + i % UNITS * 16;
+    if (row < BLOCK) copy_async16(at, a.qkv + (request * BLOCK + row) * QKV_SIZE + (kv_head * GROUP + m % GROUP) * HEAD + i % UNITS * 8);
     else store_shared16(at, make_uint4(0, 0, 0, 0));
   }
   const u16* turns = (const u16*)(a.rope + (u64)fixed().step[STEP_POSITION + request] * ROTARY_PAIRS);
@@ -44,19 +46,19 @@ INLINE void start_queries(const Args& a, u32 request, u32 kv_head, u32 m_first, 
 }
 
 // Keys from..to (at most KEYS of them) of the request to shared memory, those of the block still raw; what lies past `to`
-// becomes zero. A thread takes one unit of 16 bytes of every 16th key; the pages are looked up all at once.
+// becomes zero. A thread takes one unit of 16 bytes of every STRIDEth key; the pages are looked up all at once.
 INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, u32 kv_head, u32 from, u32 to, u32 base, u32 thread) {
-  constexpr u32 EACH = KEYS / 16;
-  const u32 unit = thread & 15, first = thread >> 4;
+  constexpr u32 STRIDE = EPILOGUE_THREADS / UNITS, EACH = KEYS / STRIDE;
+  const u32 unit = thread % UNITS, first = thread / UNITS;
   u32 pages[EACH];
 #pragma unroll
   for (u32 i = 0; i < EACH; i++) {
-    const u32 key = from + first + 16 * i;
+    const u32 key = from + first + STRIDE * i;
     pages[i] = key < min(to, keys.context) ? (u32)__ldg(a.pages + request * MAX_PAGES + (keys.low + key) / PAGE) : 0u;
   }
 #pragma unroll
   for (u32 i = 0; i < EACH; i++) {
-    const u32 n = first + 16 * i, key = from + n, at = base + n * KEY_STRIDE + unit * 16;
+    const u32 n = first + STRIDE * i, key = from + n, at = base + n * KEY_STRIDE + unit * 16;
     if (key >= to) {
       store_shared16(at + KEY_AT, make_uint4(0, 0, 0, 0));
       store_shared16(at + VALUE_AT, make_uint4(0, 0, 0, 0));
@@ -65,7 +67,7 @@ INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, 
       u32 values = KV_HEADS * PAGE * HEAD;
       if (key >= keys.context) {
         row = a.qkv + (request * BLOCK + key - keys.context) * QKV_SIZE + (HEADS + kv_head) * HEAD + unit * 8;
-        values = KV_HEADS * HEAD;
+        values = (KV_PARTS - 1) * KV_HEADS * HEAD;
       }
       copy_async16(at + KEY_AT, row);
       copy_async16(at + VALUE_AT, row + values);
@@ -73,8 +75,9 @@ INLINE void start_keys(const Args& a, const Keys& keys, u32 layer, u32 request, 
   }
 }
 
-// Norms and turns in place, a warp a head: the query heads (if `queries`), then the block's keys among from..to.
-INLINE void finish_heads(u8* scratch, const Keys& keys, float4 q_factor, float4 k_factor, u32 m_first, u32 from, u32 to, bool queries,
+// Norms and turns in place, a warp a head: the query heads (if `queries`), then the block's keys among from..to, and (with
+// VALUE_NORM) its values.
+INLINE void finish_heads(u8* scratch, const Keys& keys, HeadFactor q_factor, HeadFactor k_factor, u32 m_first, u32 from, u32 to, bool queries,
                          u32 warp, u32 lane) {
   const u32 block_from = max(from, keys.context), block = to > block_from ? to - block_from : 0;
 #pragma unroll 2
@@ -83,7 +86,10 @@ INLINE void finish_heads(u8* scratch, const Keys& keys, float4 q_factor, float4 
     const u32 key = block_from + i - M_ROWS, row = query ? min((m_first + i) / GROUP, (u32)BLOCK - 1) : key - keys.context;
     uint2* head = (uint2*)(scratch + (query ? QUERY_AT + i * KEY_STRIDE : KEY_AT + (key - from) * KEY_STRIDE)) + lane;
     const float2* turns = (const float2*)(scratch + TURNS_AT) + row * ROTARY_PAIRS;
-    *head = pack4(normed_and_turned(*head, query ? q_factor : k_factor, turns, lane));
+    store_head(head, packed(normed_and_turned(load_head(head), factor_of(query ? q_factor : k_factor, lane), turns, lane)));
+#ifdef VALUE_NORM
+    if (!query) store_head(head + (VALUE_AT - KEY_AT) / 8, packed(normed(load_head(head + (VALUE_AT - KEY_AT) / 8))));
+#endif
   }
 }
 
@@ -93,21 +99,25 @@ INLINE void scores(u32 base, u8* scratch, const Keys& keys, u32 m_first, u32 fro
   const u32 reach = window ? window : 1u << 30;  // |query position - key position| < reach
 #pragma unroll 1
   for (u32 block = warp; block < KEYS / 8; block += EPILOGUE_WARPS) {
-    uint4 b[4];
     float c[M_TILES][4];
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-      b[k] = load_matrix4(base + KEY_AT + (block * 8 + (lane & 7)) * KEY_STRIDE + k * 64 + (lane >> 3) * 16);
-#pragma unroll
     for (int m = 0; m < M_TILES; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.f;
+#pragma unroll 1
+    for (u32 piece = 0; piece < PIECES; piece++) {
+      uint4 b[4];
 #pragma unroll
-    for (int k = 0; k < 8; k++)
+      for (int k = 0; k < 4; k++)
+        b[k] = load_matrix4(base + KEY_AT + (block * 8 + (lane & 7)) * KEY_STRIDE + piece * 256 + k * 64 + (lane >> 3) * 16);
 #pragma unroll
-      for (int m = 0; m < M_TILES; m++) {
-        const uint4 q = load_matrix4(base + QUERY_AT + (m * 16 + (lane & 15)) * KEY_STRIDE + k * 32 + (lane >> 4) * 16);
-        const uint4 w = b[k >> 1];
-        multiply_add(c[m], q.x, q.y, q.z, q.w, k & 1 ? w.z : w.x, k & 1 ? w.w : w.y);
-      }
+      for (int k = 0; k < 8; k++)
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+          const uint4 q =
+              load_matrix4(base + QUERY_AT + (m * 16 + (lane & 15)) * KEY_STRIDE + piece * 256 + k * 32 + (lane >> 4) * 16);
+          const uint4 w = b[k >> 1];
+          multiply_add(c[m], q.x, q.y, q.z, q.w, k & 1 ? w.z : w.x, k & 1 ? w.w : w.y);
+        }
+    }
     const u32 column = block * 8 + (lane & 3) * 2, key = from + column;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
@@ -171,36 +181,41 @@ INLINE void soften(u8* scratch, float* stats, bool first, u32 warp, u32 lane) {
   }
 }
 
-INLINE void weigh_values(u32 base, const float* stats, float (*out)[2][4], bool first, u32 warp, u32 lane) {
+// A warp has HEAD / 8 columns of the sums, OUT_TILES of 8.
+INLINE void weigh_values(u32 base, const float* stats, float (*out)[OUT_TILES][4], bool first, u32 warp, u32 lane) {
 #pragma unroll
   for (int m = 0; m < M_TILES; m++) {
     const float low = first ? 0.f : stats[2 * M_ROWS + m * 16 + (lane >> 2)];
     const float high = first ? 0.f : stats[2 * M_ROWS + m * 16 + 8 + (lane >> 2)];
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < OUT_TILES; n++) {
       if (first) out[m][n][0] = out[m][n][1] = out[m][n][2] = out[m][n][3] = 0.f;
       else out[m][n][0] *= low, out[m][n][1] *= low, out[m][n][2] *= high, out[m][n][3] *= high;
     }
   }
 #pragma unroll 2
   for (int k = 0; k < KEYS / 16; k++) {
-    const uint4 v = load_matrix4_transposed(base + VALUE_AT + (k * 16 + (lane & 15)) * KEY_STRIDE + warp * 32 + (lane >> 4) * 16);
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) {
-      const uint4 p = load_matrix4(base + SCORE_AT + (m * 16 + (lane & 15)) * SCORE_STRIDE + k * 32 + (lane >> 4) * 16);
-      multiply_add(out[m][0], p.x, p.y, p.z, p.w, v.x, v.y);
-      multiply_add(out[m][1], p.x, p.y, p.z, p.w, v.z, v.w);
+    for (int n = 0; n < OUT_TILES; n += 2) {
+      const uint4 v = load_matrix4_transposed(base + VALUE_AT + (k * 16 + (lane & 15)) * KEY_STRIDE + warp * (HEAD / 4) + n * 16 +
+                                              (lane >> 4) * 16);
+#pragma unroll
+      for (int m = 0; m < M_TILES; m++) {
+        const uint4 p = load_matrix4(base + SCORE_AT + (m * 16 + (lane & 15)) * SCORE_STRIDE + k * 32 + (lane >> 4) * 16);
+        multiply_add(out[m][n], p.x, p.y, p.z, p.w, v.x, v.y);
+        multiply_add(out[m][n + 1], p.x, p.y, p.z, p.w, v.z, v.w);
+      }
     }
   }
 }
 
 // Stores the sums of M_ROWS query rows over one range of keys.
-INLINE void store_partial(const Args& a, const float (*out)[2][4], const float* stats, u64 row, u32 warp, u32 lane) {
-  float* to = a.partial + row * HEAD + warp * 16 + (lane & 3) * 2;
+INLINE void store_partial(const Args& a, const float (*out)[OUT_TILES][4], const float* stats, u64 row, u32 warp, u32 lane) {
+  float* to = a.partial + row * HEAD + warp * (HEAD / 8) + (lane & 3) * 2;
 #pragma unroll
   for (int m = 0; m < M_TILES; m++)
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < OUT_TILES; n++) {
       float* at = to + (m * 16 + (lane >> 2)) * HEAD + n * 8;
       *(float2*)at = make_float2(out[m][n][0], out[m][n][1]);
       *(float2*)(at + 8 * HEAD) = make_float2(out[m][n][2], out[m][n][3]);
@@ -211,14 +226,15 @@ INLINE void store_partial(const Args& a, const float (*out)[2][4], const float* 
 
 // Asks L2 for the context keys of this CTA's items while the projection of the block's heads is still running.
 INLINE void prefetch_keys(const Args& a, const Stage& s, u32 thread) {
+  constexpr u32 LINES = HEAD / 64;  // cache lines of a key, and of a value
   const u32 splits = fixed().step[STEP_SPLITS], items = (u32)fixed().step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
   for (u32 item = cta(); item < items; item += ctas()) {
     const u32 range = item % splits, head = item / (splits * M_GROUPS), request = head / KV_HEADS;
     const Keys keys = keys_of(request, s.layer);
     const u32 begin = range * keys.per, end = min(keys.context, begin + keys.per);
-    for (u32 i = begin * 4 + thread; i < end * 4; i += EPILOGUE_THREADS - 32) {  // two lines of K, two of V a key
-      const u32 position = keys.low + i / 4, page = __ldg(a.pages + request * MAX_PAGES + position / PAGE);
-      prefetch_l2(a.pool + pool_rows(page, s.layer, i / 2 % 2, head % KV_HEADS) + (position % PAGE) * HEAD + i % 2 * 64);
+    for (u32 i = begin * 2 * LINES + thread; i < end * 2 * LINES; i += EPILOGUE_THREADS - 32) {
+      const u32 position = keys.low + i / (2 * LINES), page = __ldg(a.pages + request * MAX_PAGES + position / PAGE);
+      prefetch_l2(a.pool + pool_rows(page, s.layer, i / LINES % 2, head % KV_HEADS) + (position % PAGE) * HEAD + i % LINES * 64);
     }
   }
 }
@@ -226,8 +242,8 @@ INLINE void prefetch_keys(const Args& a, const Stage& s, u32 thread) {
 INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   const u32 warp = uniform(thread >> 5), lane = thread & 31, base = shared_address(scratch), splits = fixed().step[STEP_SPLITS];
   const u32 items = (u32)fixed().step[STEP_REQUESTS] * KV_HEADS * M_GROUPS * splits;
-  const float4* factors = (const float4*)(a.head_norms + s.layer * 2 * HEAD) + lane;
-  const float4 q_factor = __ldg(factors), k_factor = __ldg(factors + HEAD / 4);
+  const float* factors = a.head_norms + s.layer * 2 * HEAD;
+  const HeadFactor q_factor = hold_factor(factors, lane), k_factor = hold_factor(factors + HEAD, lane);
   float* stats = (float*)(scratch + STATS_AT);
 #pragma unroll 1
   for (u32 item = cta(); item < items; item += ctas()) {
@@ -237,7 +253,7 @@ INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
     if (range >= keys.ranges) continue;
     const u32 begin = range * keys.per, end = min(keys.total, begin + keys.per);
     start_queries(a, request, kv_head, m_first, base, thread);
-    float out[M_TILES][2][4];
+    float out[M_TILES][OUT_TILES][4];
 #pragma unroll 1
     for (u32 from = begin; from < end; from += KEYS) {
       start_keys(a, keys, s.layer, request, kv_head, from, end, base, thread);
@@ -260,15 +276,15 @@ INLINE void attend(const Args& a, const Stage& s, u8* scratch, u32 thread) {
 
 INLINE void add_weighted(float4& o, float w, float4 v) { o.x += w * v.x, o.y += w * v.y, o.z += w * v.z, o.w += w * v.w; }
 
-// A warp a (row, head): o = sum_r exp(max_r - max) o_r / sum_r exp(max_r - max) l_r over the key ranges r, in their order.
+// A warp a (row, head, piece of 128 dims): o = sum_r exp(max_r - max) o_r / sum_r exp(max_r - max) l_r over the key ranges r, in their order.
 // Lane l weighs ranges l, l + 32, ...; the sums come to shared memory AT_ONCE ranges at a time meanwhile.
 INLINE void combine(const Args& a, const Stage& s, u8* scratch, u32 thread) {
   constexpr u32 TURNS = (MAX_SPLITS + 31) / 32, ROOM = ACTIVATION_BYTES / EPILOGUE_WARPS / 512, AT_ONCE = ROOM < 16 ? ROOM : 16;
   const u32 warp = uniform(thread >> 5), lane = thread & 31, splits = fixed().step[STEP_SPLITS];
   const float4* sums = (const float4*)(scratch + warp * AT_ONCE * 512) + lane;
 #pragma unroll 1
-  for (u32 unit = cta() + warp * ctas(); unit < (u32)fixed().step[STEP_REQUESTS] * BLOCK * HEADS; unit += EPILOGUE_WARPS * ctas()) {
-    const u32 head = unit % HEADS, row = unit / HEADS, request = row / BLOCK;
+  for (u32 unit = cta() + warp * ctas(); unit < (u32)fixed().step[STEP_REQUESTS] * BLOCK * HEADS * PIECES; unit += EPILOGUE_WARPS * ctas()) {
+    const u32 piece = unit % PIECES, head = unit / PIECES % HEADS, row = unit / PIECES / HEADS, request = row / BLOCK;
     const u32 m = row % BLOCK * GROUP + head % GROUP, ranges = keys_of(request, s.layer).ranges;
     const u32 first = ((request * KV_HEADS + head / GROUP) * M_GROUPS + m / M_ROWS) * splits * M_ROWS + m % M_ROWS;
     float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -277,7 +293,7 @@ INLINE void combine(const Args& a, const Stage& s, u8* scratch, u32 thread) {
     for (u32 from = 0; from < ranges; from += AT_ONCE) {
       const u32 count = min(AT_ONCE, ranges - from);
       for (u32 r = 0; r < count; r++)
-        copy_async16(shared_address(sums + r * 32), a.partial + ((u64)first + (from + r) * M_ROWS) * HEAD + lane * 4);
+        copy_async16(shared_address(sums + r * 32), a.partial + ((u64)first + (from + r) * M_ROWS) * HEAD + piece * 128 + lane * 4);
       if (from == 0) {
         float2 stats[TURNS];
 #pragma unroll
@@ -307,7 +323,7 @@ INLINE void combine(const Args& a, const Stage& s, u8* scratch, u32 thread) {
     const float inverse = __fdividef(1.f, sum);
     o.x = round_bf16(o.x * inverse) * FEEDS_MX, o.y = round_bf16(o.y * inverse) * FEEDS_MX;
     o.z = round_bf16(o.z * inverse) * FEEDS_MX, o.w = round_bf16(o.w * inverse) * FEEDS_MX;
-    *(uint2*)(a.attended + fragment(row, head * HEAD + lane * 4, Q_PADDED * 16)) = pack4(o);
+    *(uint2*)(a.attended + fragment(row, head * HEAD + piece * 128 + lane * 4, Q_PADDED * 16)) = pack4(o);
   }
   fence_bulk_shared();
 }

@@ -115,6 +115,14 @@ INLINE float tile_sum(float v) {
   return v;
 }
 
+INLINE float base_logit(float x) {
+#ifdef LOGIT_SOFTCAP
+  return round_bf16(LOGIT_SOFTCAP * tanhf(round_bf16(x) / LOGIT_SOFTCAP));
+#else
+  return round_bf16(x);
+#endif
+}
+
 // Stores the finished pair y of (row, columns k, k + 1). All 32 lanes call it, `live` or not.
 INLINE void finish_pair(const Args& a, const Stage& s, float2 y, float2 up, u32 row, u32 k, bool live) {
 #if RANKS > 1
@@ -123,11 +131,19 @@ INLINE void finish_pair(const Args& a, const Stage& s, float2 y, float2 up, u32 
     return;
   }
 #endif
+#ifdef JOINS
+  if (s.out == OUT_DELTA) {  // a join follows: rounded, with its sums of squares
+    const float low = round_bf16(y.x), high = round_bf16(y.y), square = tile_sum(low * low + high * high);
+    if (live) *(u32*)((u8*)s.output + fragment(row, k, HIDDEN_PADDED * 16)) = pack_bf16(low, high);
+    if (live && (k & 15) == 0) a.squares[(ROWS + row) * (HIDDEN_PADDED / 16) + (k >> 4)] = square;
+    return;
+  }
+#endif
   if (s.out == OUT_ROWS || s.out == OUT_HEADS) {
     if (live) *(u32*)((u16*)s.output + (u64)row * s.columns + k) = pack_bf16(y.x, y.y);
   } else if (s.out == OUT_LOGITS) {
     if (live && row < (u32)fixed().step[STEP_REQUESTS] * BLOCK)
-      *(float2*)((float*)s.output + (u64)row * s.columns + k) = make_float2(round_bf16(y.x), round_bf16(y.y));
+      *(float2*)((float*)s.output + (u64)row * s.columns + k) = make_float2(base_logit(y.x), base_logit(y.y));
   } else if (s.out == OUT_GATED) {
     if (live) {
       float low = round_bf16(gated(round_bf16(y.x), round_bf16(up.x)));
@@ -141,6 +157,10 @@ INLINE void finish_pair(const Args& a, const Stage& s, float2 y, float2 up, u32 
       u32* residual = (u32*)((u8*)a.residual + at);
       u32 old = __ldcg(residual);
       low += low_bf16(old), high += high_bf16(old);
+#ifdef JOINS
+      const float scalar = __ldg((const float*)s.weights + HIDDEN_PADDED);
+      low *= scalar, high *= scalar;
+#endif
       *residual = pack_bf16(low, high);
     }
     float square = tile_sum(low * low + high * high);
@@ -229,6 +249,21 @@ INLINE void sum_epilogue(const Args& a, const Stage& s, u32 thread) {
   for (u32 i = cta() * EPILOGUE_THREADS + thread; i < HIDDEN / 2 * ROWS; i += ctas() * EPILOGUE_THREADS) {
     const u32 row = (i >> 3) & (ROWS - 1), k = (i >> (3 + ROWS_LOG2)) * 16 + (i & 7) * 2;
     const float2 y = sum_partials(a, s.step, row, k);
+    finish_pair(a, s, y, y, row, k, true);
+  }
+}
+#endif
+
+#ifdef JOINS
+// residual = (residual + bf16(norm(delta))) * scalar, for every pair of the hidden rows; delta is a linear's result.
+INLINE void join_epilogue(const Args& a, const Stage& s, float* factor, u32 thread) {
+  row_factors(s.squares, factor, thread);
+  epilogue_sync();
+  for (u32 i = cta() * EPILOGUE_THREADS + thread; i < HIDDEN / 2 * ROWS; i += ctas() * EPILOGUE_THREADS) {
+    const u32 row = (i >> 3) & (ROWS - 1), k = (i >> (3 + ROWS_LOG2)) * 16 + (i & 7) * 2;
+    const u32 delta = __ldcg((const u32*)(s.input + fragment(row, k, HIDDEN_PADDED * 16)));
+    const float2 weight = __ldg((const float2*)((const float*)s.weights + k));
+    const float2 y = make_float2(low_bf16(delta) * factor[row] * weight.x, high_bf16(delta) * factor[row] * weight.y);
     finish_pair(a, s, y, y, row, k, true);
   }
 }

@@ -15,11 +15,22 @@
 #define EPILOGUE_REGISTERS (216 - COMPUTE_REGISTERS)
 #define ROWS (8 * ROW_TILES)
 #define ROWS_LOG2 (2 + ROW_TILES)  // ROW_TILES is 1 or 2
+#ifndef HEAD
 #define HEAD 128
+#endif
+#define PIECES (HEAD / 128)  // of a head: a warp's lanes hold four dims of each
+#ifndef ROTARY_APART
+#define ROTARY_APART ROTARY_PAIRS  // dims from the first of a rotated pair to the second
+#endif
 #define PAGE 64             // positions of a K/V page
 #define SLOT_BYTES 4224     // ring slot: one MXFP8 chunk (16 rows x 256, 128 scale bytes) or one bf16 chunk (16 x 128)
 #define PLANE (PART_SIZE * 16)   // bytes of one part of the activations of 8 rows, in fragment order
-#define QKV_SIZE ((HEADS + 2 * KV_HEADS) * HEAD)
+#ifdef SHARED_KV
+#define KV_PARTS 1  // v is k's projection
+#else
+#define KV_PARTS 2
+#endif
+#define QKV_SIZE ((HEADS + KV_PARTS * KV_HEADS) * HEAD)
 #define GROUP (HEADS / KV_HEADS)
 // Row blocks of w2 that a CTA scans at most, and the scratch of that: upper bounds, then a candidate block per warp.
 #define MARKOV_BLOCKS ((VOCAB_PADDED / 16 + GRID - 1) / GRID + COMPUTE_WARPS)
@@ -32,12 +43,12 @@
 #define RESIDENT_AT (UPPER_AT + (MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
-enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED, KIND_SUM };
-enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS, OUT_HEADS, OUT_PARTIAL };
+enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED, KIND_SUM, KIND_JOIN };
+enum Out : u32 { OUT_ROWS, OUT_CONTEXT, OUT_RESIDUAL, OUT_GATED, OUT_LOGITS, OUT_HEADS, OUT_PARTIAL, OUT_DELTA };
 
 // One stage. A linear computes [16 * row_blocks] x K for all rows; its weights lie in chunks [row block][chunk].
 struct Stage {
-  const u8* weights;
+  const u8* weights;      // of a join: float [HIDDEN_PADDED] of the norm, and the layer's scalar
   const u8* input;        // activations in fragment order, or row-major features
   void* output;
   const float* squares;   // partial sums of squares of the input, or null: no norm on the input
@@ -75,7 +86,7 @@ struct Args {
   u8* hidden;                 // input of the next norm-ed linear, fragment order
   u8* attended;               // input of o
   u16* qkv;                   // [ROWS][QKV_SIZE]
-  const u16* context_kv;      // [ROWS][LAYERS][2][KV_HEADS][HEAD]
+  const u16* context_kv;      // [ROWS][LAYERS][KV_PARTS][KV_HEADS][HEAD]
   float* squares;             // [ROWS][HIDDEN_PADDED / 16]
   float* partial;             // [items][M_ROWS][HEAD]
   float2* partial_stats;      // [items][M_ROWS] maximum, sum

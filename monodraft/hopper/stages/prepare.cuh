@@ -8,12 +8,16 @@ INLINE void commit_context(const Args& a, u32 warp, u32 lane) {
     const u32 kv_head = unit % KV_HEADS, layer = unit / KV_HEADS % LAYERS, row = unit / (KV_HEADS * LAYERS);
     const u32 request = fixed().step[STEP_CONTEXT_REQUEST + row], position = fixed().step[STEP_CONTEXT_POSITION + row];
     const u32 page = a.pages[request * MAX_PAGES + position / PAGE];
-    const u16* from = a.context_kv + (((u64)row * LAYERS + layer) * 2 * KV_HEADS + kv_head) * HEAD + lane * 4;
-    uint2 k = load_fresh8(from), v = load_fresh8(from + KV_HEADS * HEAD);
+    const u16* from = a.context_kv + (((u64)row * LAYERS + layer) * KV_PARTS * KV_HEADS + kv_head) * HEAD + lane * 4;
+    const RawHead k = load_fresh_head(from), v = load_fresh_head(from + (KV_PARTS - 1) * KV_HEADS * HEAD);
     u16* to = a.pool + pool_rows(page, layer, 0, kv_head) + (position % PAGE) * HEAD + lane * 4;
-    const float4 factor = __ldg((const float4*)(a.head_norms + (layer * 2 + 1) * HEAD) + lane);
-    *(uint2*)to = pack4(normed_and_turned(k, factor, a.rope + (u64)position * ROTARY_PAIRS, lane));
-    *(uint2*)(to + KV_HEADS * PAGE * HEAD) = v;
+    const Head factor = load_factor(a.head_norms + (layer * 2 + 1) * HEAD, lane);
+    store_head((uint2*)to, packed(normed_and_turned(k, factor, a.rope + (u64)position * ROTARY_PAIRS, lane)));
+#ifdef VALUE_NORM
+    store_head((uint2*)(to + KV_HEADS * PAGE * HEAD), packed(normed(v)));
+#else
+    store_head((uint2*)(to + KV_HEADS * PAGE * HEAD), v);
+#endif
   }
 }
 
