@@ -70,15 +70,23 @@ def shipped(name: str) -> tuple[DraftConfig, DraftWeights]:
     return load_drafter(str(folder / name), str(folder / "target"))
 
 
+SMALL = {
+    "minimax-m31": random_config("minimax-m31", head_dim=128),
+    "minicpm5": random_config("minicpm5", head_dim=128),
+    "gemma4": random_config("gemma4", head_dim=128),
+    "gemma4, heads of 512": random_config("gemma4", head_dim=512, num_heads=16, num_kv_heads=1),
+}
+"""Random drafters whose every stage `small` compares."""
+
+
 def small() -> None:
     """Stages of the shipped drafters and of random ones; forms, repeats and bounds on the shipped M3.1 drafter."""
     drafters: dict[str, tuple[DraftConfig, DraftWeights]] = {
         "pair m3.1": shipped("drafter"),
         "pair qwen3": shipped("drafter-qwen3"),
     }
-    for family in ("minimax-m31", "minicpm5"):
-        config = random_config(family, head_dim=128, max_positions=4096)
-        drafters[f"random {family}"] = (config, small_weights(config))
+    for name in SMALL:
+        drafters[f"random {name}"] = (SMALL[name], small_weights(SMALL[name]))
     for name, (config, weights) in drafters.items():
         for mxfp8 in (False, True):
             label = f"stages {name} {'w8a16' if mxfp8 else 'bf16'}"
@@ -86,6 +94,11 @@ def small() -> None:
     config, weights = drafters["pair m3.1"]
     guarded("stages pair m3.1 w8a16, context 900", lambda: checks.stages(config, weights, True, [900]))
     guarded("stages pair m3.1 w8a16, 2 requests", lambda: checks.stages(config, weights, True, [130, 33], rows=16))
+    config_512, weights_512 = drafters["random gemma4, heads of 512"]
+    guarded(
+        "stages gemma4, heads of 512, 2 requests",
+        lambda: checks.stages(config_512, weights_512, True, [900, 33], rows=16),
+    )
     guarded("stages pair m3.1 bf16, empty context", lambda: checks.stages(config, weights, False, [0]))
     for mxfp8 in (False, True):
         ours, anchors = prepared(config, weights, mxfp8, 600, max_positions=2048, bound_seconds=0.05)
@@ -113,16 +126,16 @@ def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> floa
     wanted: list[tuple[DraftConfig, int, bool, int, int]] = []
     if {"small", "pair"} & set(sections):
         configs = [shipped("drafter")[0], shipped("drafter-qwen3")[0]]
-        configs += [random_config(family, head_dim=128, max_positions=4096) for family in ("minimax-m31", "minicpm5")]
+        configs += SMALL.values()
         wanted += [(config, 8, mxfp8, 2048, 1) for config in configs for mxfp8 in (False, True)]
-        wanted.append((configs[0], 16, True, 2048, 1))
+        wanted += [(config, 16, True, 2048, 1) for config in (configs[0], SMALL["gemma4, heads of 512"])]
     if {"families", "ranks"} & set(sections):
         drafters = [random_drafter(family)[0] for family in FAMILIES]
         counts = ({1} if "families" in sections else set()) | (set(RANKS) if "ranks" in sections else set())
         wanted += [(config, 8, mxfp8, 512, n) for config in drafters for mxfp8 in (False, True) for n in counts]
         wanted += [(shipped("drafter")[0], 8, True, 2048, n) for n in counts - {1}]
     if "full" in sections:
-        wanted += [(shapes.config_of(n), 16, mxfp8, 2048) for n in names for mxfp8 in (False, True)]
+        wanted += [(shapes.config_of(n), 16, mxfp8, 2048, 1) for n in names for mxfp8 in (False, True)]
     if {"full", "time", "compare"} & set(sections):
         at = {longest(context) for context in contexts} | {2048}
         wanted += [(shapes.config_of(n), 8, mxfp8, end, 1) for n in names for mxfp8 in (False, True) for end in at]
@@ -158,13 +171,16 @@ def pair() -> None:
     guarded("speed drafter w8a16", lambda: generation.speed("drafter", True))
 
 
-FAMILIES = ("minimax-m31", "qwen3", "nvidia-m3", "minicpm5")
+FAMILIES = ("minimax-m31", "qwen3", "nvidia-m3", "minicpm5", "gemma4", "gemma4-512")
 RANKS = (2, 4, 8)
 
 
 def random_drafter(family: str) -> tuple[DraftConfig, DraftWeights]:
-    """A small random drafter of a family (`nvidia-m3`: its dialect of the Qwen3 layer) that 8 ranks divide."""
+    """A small random drafter of a family that 8 ranks divide. `nvidia-m3`: its dialect of the Qwen3 layer.
+    `gemma4-512`: heads of 512, one of keys."""
     sizes = {"head_dim": 128, "num_heads": 16, "num_kv_heads": 8, "vocab_size": 2048}
+    if family == "gemma4-512":
+        family, sizes = "gemma4", sizes | {"head_dim": 512, "num_kv_heads": 1}
     config = nvidia_m3_config(**sizes) if family == "nvidia-m3" else random_config(family, **sizes)
     return config, small_weights(config)
 

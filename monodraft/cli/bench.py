@@ -42,10 +42,11 @@ class Shape(StrEnum):
     QWEN3_4B = "qwen3-4b"
     MINICPM5_2B = "minicpm5-2b"
     M31 = "m3.1"
+    GEMMA4_12B = "gemma4-12b"
 
 
 def bench(
-    shape: Annotated[list[Shape] | None, typer.Option(help="Which drafters; repeatable. Default: all four.")] = None,
+    shape: Annotated[list[Shape] | None, typer.Option(help="Which drafters; repeatable. Default: all five.")] = None,
     context: Annotated[
         list[int] | None, typer.Option(min=1, help="Committed positions; repeatable. Default: 1024 and 4096.")
     ] = None,

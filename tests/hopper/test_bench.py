@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 from monodraft.cli import bench
 from monodraft.cli.app import app
+from monodraft.drafter import Anchor
 from monodraft.errors import InputError
 from monodraft.hopper.bench import shapes
 from monodraft.hopper.bench.baselines import draft_step
 from monodraft.hopper.bench.kernels import Timing
+from monodraft.reference import ReferenceDrafter
 from monodraft.testing import random_config
 
 pytestmark = pytest.mark.numbers
@@ -64,6 +66,22 @@ def test_released_shapes_have_the_sizes_of_the_spec(name: str) -> None:
     assert config.num_layers == 5
     assert config.block_size == 7
     assert (name == "m3.1") == (config.windows[0] == 4096)
+    assert (name == "gemma4-12b") == (config.head_dim == 512)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "minimax-m31", "gemma4"])
+def test_the_pytorch_step_drafts_as_the_reference(family: str) -> None:
+    """Without context rows, up to near ties: bf16 sums of torch against float64."""
+    config = random_config(family, head_dim=128, rotary_dim=64)
+    weights = shapes.random_weights(config, device="cpu")
+    theirs = ReferenceDrafter(config, weights, "exact", max_requests=1)
+    theirs.open(0)
+    [proposal] = theirs.propose_with_margins([Anchor(0, 11, 0)])
+    with torch.no_grad():
+        tokens, _ = draft_step(config, weights, 0)()
+    same = int((tokens == proposal.draft.tokens).long().cumprod(0).sum())
+    assert same >= 3
+    assert same == config.block_size or proposal.margins[same] < 0.05
 
 
 def test_the_pytorch_step_drafts_what_it_should() -> None:
