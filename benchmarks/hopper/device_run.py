@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import generation
 import rank_checks
+import sampled_checks
+import sampled_run
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
@@ -118,15 +120,16 @@ def small() -> None:
         (77, len(ours.step.plan) - 4),
     ):
         guarded(f"bound, CTA {cta} stage {stage}", lambda c=cta, s=stage: checks.bounded(ours, anchors, c, s))  # type: ignore[misc]
+    guarded("sampled drafts", lambda: sampled_run.run(guarded, config, weights, skewed(weights)))
 
 
 def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> float:
     """Compiles every build of the run side by side; seconds."""
     begin = time.monotonic()
     wanted: list[tuple[DraftConfig, int, bool, int, int]] = []
+    pairs = [shipped("drafter")[0], shipped("drafter-qwen3")[0]]
     if {"small", "pair"} & set(sections):
-        configs = [shipped("drafter")[0], shipped("drafter-qwen3")[0]]
-        configs += SMALL.values()
+        configs = [*pairs, *SMALL.values()]
         wanted += [(config, 8, mxfp8, 2048, 1) for config in configs for mxfp8 in (False, True)]
         wanted += [(config, 16, True, 2048, 1) for config in (configs[0], SMALL["gemma4, heads of 512"])]
     if {"families", "ranks"} & set(sections):
@@ -142,7 +145,10 @@ def prebuild(sections: list[str], names: list[str], contexts: list[int]) -> floa
 
     def one(item: tuple[DraftConfig, int, bool, int, int]) -> None:
         config, rows, mxfp8, end, count = item
-        build(Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=end, ranks=count), quiet=True)
+        geometry = Geometry.choose(config, rows=rows, mxfp8=mxfp8, max_positions=end, ranks=count)
+        build(geometry, quiet=True)
+        if config in pairs and end == 2048:
+            build(replace(geometry, sampled=True), quiet=True)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, wanted))
@@ -168,6 +174,10 @@ def pair() -> None:
         for mxfp8 in (False, True):
             label = f"{name} {'w8a16' if mxfp8 else 'bf16'}"
             guarded(f"generations {label}", lambda n=name, m=mxfp8: generation.shadowed(n, m))  # type: ignore[misc]
+            guarded(
+                f"sampled generations {label}",
+                lambda n=name, m=mxfp8: generation.shadowed(n, m, temperature=0.7),  # type: ignore[misc]
+            )
     guarded("speed drafter w8a16", lambda: generation.speed("drafter", True))
 
 
@@ -209,9 +219,15 @@ def ranks() -> None:
             f"generations drafter w8a16, {count} ranks",
             lambda r=count: generation.shadowed("drafter", True, prompts=2, ranks=r),  # type: ignore[misc]
         )
+        guarded(
+            f"sampled generations drafter w8a16, {count} ranks",
+            lambda r=count: generation.shadowed("drafter", True, prompts=2, temperature=0.7, ranks=r),  # type: ignore[misc]
+        )
         config, weights = shipped("drafter")
         ours, anchors = prepared(config, weights, True, 600, max_positions=2048, bound_seconds=0.05, ranks=count)
+        warm = sampled_checks.drawn(anchors, 0.7, 1)
         guarded(f"repeats and forms, {count} ranks", lambda o=ours, a=anchors: rank_checks.repeats_and_forms(o, a))  # type: ignore[misc]
+        guarded(f"sampled repeats and forms, {count} ranks", lambda o=ours, w=warm: rank_checks.repeats_and_forms(o, w))  # type: ignore[misc]
         for stage in ("layers.1.o", "layers.2.down_sum", "markov.3"):
             guarded(
                 f"silent CTA at {stage}, {count} ranks",
@@ -313,6 +329,10 @@ def kernels(name: str, context: int, weights: DraftWeights) -> dict[str, float]:
             f"time {name} {context} one-launch {weight_label}, full Markov scan", timed(ours, Form.ONE_LAUNCH, context)
         )
         ours.step.bounded = True
+        guarded(
+            f"time {name} {context} one-launch {weight_label}, sampled",
+            lambda o=ours, a=anchors: sampled_run.time(o, a, context),  # type: ignore[misc]
+        )
         record(f"bounded chain {name} {weight_label}", checks.bounded_chain(ours, context, 20))
         record(f"forms agree {name} {context} {weight_label}", checks.forms_agree(ours, anchors))
         record(f"100 repeats differing {name} {context} {weight_label}", checks.repeats(ours, anchors))

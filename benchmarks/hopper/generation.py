@@ -18,9 +18,11 @@ from monodraft.loop.pair import load_target
 from monodraft.loop.plain import compare, generate_plain
 from monodraft.loop.prompts import held_out_prompts
 from monodraft.loop.request import Request
+from monodraft.loop.sampling import Sampling
 from monodraft.loop.session import Session
 from monodraft.loop.speculate import Speculation, warm_up
 from monodraft.reference.drafter import ReferenceDrafter
+from monodraft.reference.sampling import scores
 
 
 class Shadowed:
@@ -46,7 +48,7 @@ class Shadowed:
     def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
         ours = self.ours.propose(anchors, logits=True)
         theirs = self.theirs.propose_with_margins(anchors, logits=True)
-        for draft, proposal in zip(ours, theirs, strict=True):
+        for anchor, draft, proposal in zip(anchors, ours, theirs, strict=True):
             wanted = proposal.draft
             self.drafts += 1
             self.tokens += len(draft.tokens)
@@ -55,23 +57,29 @@ class Shadowed:
                 slot = int(slots[0])
                 assert draft.logits is not None
                 assert wanted.logits is not None
-                error = float((draft.logits[slot] - wanted.logits[slot].cpu()).abs().max())
-                lead = float(proposal.margins[slot])
-                self.differences.append({"lead": lead, "greatest logit error": error, "near tie": lead <= 2 * error})
+                own, other = (
+                    scores(each[slot].cpu(), anchor.temperature, anchor.seed, anchor.position + slot)
+                    for each in (draft.logits, wanted.logits)
+                )
+                error, lead = float((own - other).abs().max()), float(proposal.margins[slot])
+                self.differences.append({"lead": lead, "greatest score error": error, "near tie": lead <= 2 * error})
         return ours
 
 
-def shadowed(drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96, **options: Any) -> dict[str, object]:
+def shadowed(
+    drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96, temperature: float = 0.0, **options: Any
+) -> dict[str, object]:
     """Drafts over whole generations of the shipped pair that differ from the reference's, all listed.
 
     A difference is a near tie where the reference's lead is at most twice the greatest difference of the two backends'
-    logits in that row: the sum of the errors of the two candidates. `options`: further ones of `HopperDrafter`.
+    scores in that row: the sum of the errors of the two candidates. Scores are the corrected logits; sampled, over the
+    temperature and with the noise, which is the same for both. `options`: further ones of `HopperDrafter`.
     """
     config, weights = load_drafter(PAIR / drafter, TARGET)
     both = _both(config, weights, mxfp8, max_positions=2048, **options)
     target = load_target(TARGET, config, dtype=torch.float32, device=str(both.ours.workspace.device))
     session = Session(target, both)
-    requests = _requests(target, prompts, new_tokens)
+    requests = _requests(target, prompts, new_tokens, temperature)
     speculation = Speculation(session, requests)
     speculation.run()
     return _figures(both)
@@ -115,13 +123,19 @@ def _figures(both: Shadowed) -> dict[str, object]:
     }
 
 
-def _requests(target: object, prompts: int, new_tokens: int) -> list[Request]:
+def _requests(target: object, prompts: int, new_tokens: int, temperature: float = 0.0) -> list[Request]:
+    """Requests of the held-out prompts; the seed of each is its number."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     stop = target.stop_tokens  # type: ignore[attr-defined]
     texts = list(held_out_prompts().values())[:prompts]
-    return [Request(tuple(tokenizer(text).input_ids), new_tokens, stop_tokens=stop) for text in texts]
+    return [
+        Request(
+            tuple(tokenizer(text).input_ids), new_tokens, sampling=Sampling(temperature), seed=seed, stop_tokens=stop
+        )
+        for seed, text in enumerate(texts)
+    ]
 
 
 def speed(drafter: str, mxfp8: bool, new_tokens: int = 128) -> dict[str, object]:

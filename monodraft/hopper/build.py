@@ -114,9 +114,10 @@ def build(geometry: Geometry, *, quiet: bool = False) -> bytes:
         return path.read_bytes()
     start = time.monotonic()
     if not quiet:
-        weights = "MXFP8" if geometry.mxfp8 else "bf16"
+        weights, sampled = "MXFP8" if geometry.mxfp8 else "bf16", ", sampled" if geometry.sampled else ""
+        sizes = f"{geometry.config.family.value}, {weights}, {geometry.rows} rows{sampled}"
         print(
-            f"compiling the Hopper draft step ({geometry.config.family.value}, {weights}, {geometry.rows} rows) ...",
+            f"compiling the Hopper draft step ({sizes}) ...",
             end=" ",
             file=sys.stderr,
             flush=True,

@@ -11,6 +11,7 @@ from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.drafter import Anchor, ContextRows, Draft
 from monodraft.errors import Fault, InputError
+from monodraft.hopper.draws import faults_of, is_sampled
 from monodraft.hopper.emulator import Emulator
 from monodraft.hopper.geometry import PAGE, Geometry
 from monodraft.hopper.launch import require_hopper
@@ -21,12 +22,9 @@ from monodraft.hopper.weights import pack_weights
 from monodraft.hopper.workspace import StepInput, Workspace
 from monodraft.plan.shard import shard
 
-GREEDY_BELOW = 1e-5
-"""Temperatures below this draft greedily (spec 1.6)."""
-
 
 class HopperDrafter:
-    """A `monodraft.drafter.Drafter` on sm_90. Greedy drafts only: a sampled anchor is refused with its reason.
+    """A `monodraft.drafter.Drafter` on sm_90. The first sampled anchor has a second build made, which also draws.
 
     `mxfp8`: layer linears in MXFP8 (the reference's `w8a16`), else bf16 as shipped. `rows`: query rows of a launch,
     1..16 (default 8, or 16 for blocks above 8); requests beyond that take further launches. `pages` of 64 positions
@@ -139,9 +137,6 @@ class HopperDrafter:
     def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
         """Draft one block per anchor, in order. InputError before any launch; StepFailed for a bounded wait."""
         self._check_anchors(anchors)
-        self.workspace.drop_logits()
-        if logits:
-            self.workspace.keep_logits()
         drafts: list[Draft] = []
         at_once = self.geometry.requests
         for start in range(0, len(anchors), at_once):
@@ -151,10 +146,16 @@ class HopperDrafter:
     def _propose(self, anchors: Sequence[Anchor], logits: bool) -> list[Draft]:
         requests = [anchor.request for anchor in anchors]
         context = self._flush(requests, keep=self.geometry.rows)
+        wanted = [logits or is_sampled(anchor.temperature) for anchor in anchors]
+        if any(wanted):
+            self.workspace.keep_logits()
+        else:
+            self.workspace.drop_logits()
         step = StepInput(
             [(anchor.token, anchor.position) for anchor in anchors],
             [self._table.pages(request) for request in requests],
             context,
+            [(anchor.temperature, anchor.seed) for anchor in anchors],
         )
         self.workspace.load(step)
         self.step.run(context=bool(context))
@@ -166,7 +167,7 @@ class HopperDrafter:
                 Draft(
                     request,
                     torch.tensor(tokens[rows], dtype=torch.int64),
-                    self.workspace.logits(rows) if logits else None,
+                    self.workspace.logits(rows) if wanted[i] else None,
                     confidence[rows].clone() if self._config.has_confidence else None,
                 )
             )
@@ -215,8 +216,6 @@ class HopperDrafter:
                 )
             if not 0 <= anchor.token < self._config.vocab_size:
                 faults.append(Fault(f"{where}.token", str(anchor.token), f"0..{self._config.vocab_size - 1}"))
-            if not 0 <= anchor.temperature < GREEDY_BELOW:
-                wanted = "0: the Hopper kernels draft greedily, sampling has no kernel"
-                faults.append(Fault(f"{where}.temperature", str(anchor.temperature), wanted))
+            faults += faults_of(anchor.temperature, anchor.seed, where)
         if faults:
             raise InputError("propose refused; nothing was drafted", faults)

@@ -69,7 +69,8 @@ class Geometry:
     `part_size` elements of K lie in shared memory at a time, `slots` chunks of 4 KB wait per compute warp, attention
     takes `keys` keys at a time, `max_pages` K/V pages belong to a request at most. With several `ranks`, `config` is
     one rank's part (`rank_config`) and `grid` one rank's CTAs; all rank groups share a launch. `logit_sums`: between
-    parts of K the LM head's sums wait in the buffer of the logits, not in shared memory.
+    parts of K the LM head's sums wait in the buffer of the logits, not in shared memory. `sampled`: the build also
+    draws (stages/sampling.cuh), with the sizes and buffers of the other.
     """
 
     config: DraftConfig
@@ -82,6 +83,7 @@ class Geometry:
     keys: int
     ranks: int = 1
     logit_sums: bool = False
+    sampled: bool = False
 
     @staticmethod
     def choose(
@@ -381,6 +383,8 @@ class Geometry:
         values |= self._additions
         if self.logit_sums:
             values["LOGIT_SUMS"] = 1
+        if self.sampled:
+            values["SAMPLED"] = 1
         if swiglu is not None:
             values |= {
                 "SWIGLU_ALPHA": f"{swiglu.alpha!r}f",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 from monodraft.errors import Fault
@@ -154,6 +155,10 @@ class Launcher(Protocol):
 
     geometry: Geometry
 
+    @property
+    def sampled(self) -> Launcher:
+        """The build of the same geometry that also draws, for the same buffers; made at the first use."""
+
     def launch(self, args: Args | ctypes.Array, *, dependent: bool) -> None:
         """One launch; `dependent`: it may start before the launch in front of it ends."""
 
@@ -174,6 +179,11 @@ class Kernel:
         self._function = checked(cu.cuModuleGetFunction(self._module, b"draft_step"), "cuModuleGetFunction")
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(cu.cuFuncSetAttribute(self._function, attribute, geometry.shared_bytes), "cuFuncSetAttribute")
+
+    @cached_property
+    def sampled(self) -> Kernel:
+        """The build of the same geometry that also draws."""
+        return Kernel(replace(self.geometry, sampled=True))
 
     def launch_chain(self, blocks: Sequence[Args | ctypes.Array]) -> None:
         """Queues one dependent launch a block."""

@@ -108,6 +108,10 @@ class GroupStep(Launches):
         ]
         self.plan = self.steps[0].plan
 
+    @property
+    def sampled(self) -> bool:
+        return self.groups.ranks[0].sampled
+
     def check_usable(self) -> None:
         for step in self.steps:
             step.check_usable()

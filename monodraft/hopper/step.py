@@ -107,6 +107,16 @@ class Launches(ABC):
     form: Form
     kernel: Launcher
 
+    @property
+    @abstractmethod
+    def sampled(self) -> bool:
+        """Whether a draft of the inputs loaded last is sampled."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """The build for the inputs loaded last. The one that draws is made when it is first needed."""
+        return self.kernel.sampled if self.sampled else self.kernel
+
     @abstractmethod
     def check_usable(self) -> None:
         """Raises where a workspace cannot take a launch."""
@@ -119,9 +129,9 @@ class Launches(ABC):
         """Queues stages first .. first + count - 1 in this step's form."""
         self.check_usable()
         if self.form is Form.ONE_LAUNCH:
-            self.kernel.launch(self.arguments(first, count), dependent=False)
+            self.launcher.launch(self.arguments(first, count), dependent=False)
         else:
-            self.kernel.launch_chain([self.arguments(stage, 1) for stage in range(first, first + count)])
+            self.launcher.launch_chain([self.arguments(stage, 1) for stage in range(first, first + count)])
 
     def run(self, *, context: bool, propose: bool = True) -> None:
         """Queues a step: with the context stages where new rows were loaded, and the draft itself or only them."""
@@ -130,14 +140,15 @@ class Launches(ABC):
         self.launch(first, last - first)
 
     def capture(self, *, context: bool) -> Captured:
-        """A CUDA graph of `run`; replays read the inputs that `Workspace.load` copied last."""
-        return self.kernel.capture(lambda: self.run(context=context))
+        """A CUDA graph of `run`; replays read the inputs that `Workspace.load` copied last. Sampled ones need a graph
+        captured for sampled ones (which also drafts greedily)."""
+        return self.launcher.capture(lambda: self.run(context=context))
 
 
 class Step(Launches):
     """A compiled step with its weights and workspace. `form`: how `run` launches it. `bounded`: the Markov chain scans
-    w2 in MXFP8 and gives the same tokens; a step that stores corrected logits takes the full scan. `kernel`: a
-    build that is loaded already.
+    w2 in MXFP8 and gives the same tokens; a step that samples or stores corrected logits takes the full scan.
+    `kernel`: a build that is loaded already.
 
     InputError for a workspace of another plan.
     """
@@ -159,6 +170,10 @@ class Step(Launches):
         self._tables = [self._table(stages(self.geometry, bounded=bounded)) for bounded in (False, True)]
         self.fault: tuple[int, int] = (-1, -1)
 
+    @property
+    def sampled(self) -> bool:
+        return self.workspace.sampled
+
     def _table(self, plan: list[Stage]) -> torch.Tensor:
         table = b"".join(bytes(record) for record in stage_records(plan, self.weights, self.workspace))
         return torch.frombuffer(bytearray(table), dtype=torch.uint8).to(self.workspace.device)
@@ -168,7 +183,7 @@ class Step(Launches):
         b, w, workspace = self.workspace.buffers, self.weights, self.workspace
         step, result, sync = b["step"].data_ptr(), b["result"].data_ptr(), b["sync"].data_ptr()
         args = Args(
-            stages=self._tables[self.bounded and workspace.corrected is None].data_ptr(),
+            stages=self._tables[self.bounded and workspace.corrected is None and not self.sampled].data_ptr(),
             step=step,
             pages=step + 4 * self.geometry.step_words,
             embed=w.embed.data_ptr(),

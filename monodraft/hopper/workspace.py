@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from monodraft.checkpoint.config import Rotary
 from monodraft.errors import Fault, InputError, StepFailed
 from monodraft.hopper import health
+from monodraft.hopper.draws import DRAW_WORDS, draw_words, faults_of, is_sampled
 from monodraft.hopper.geometry import PAGE, STEP_KEYS, Geometry, padded
 from monodraft.hopper.plan import stages
 
@@ -18,11 +19,13 @@ CLOCK_HZ = 2.0e9
 
 @dataclass(frozen=True)
 class StepInput:
-    """Inputs of one launch: per request (anchor token, position, pages); per new context row (request, position)."""
+    """Inputs of one launch: per request (anchor token, position, pages) and `draws` (temperature, seed), which may be
+    empty where all are greedy; per new context row (request, position)."""
 
     anchors: list[tuple[int, int]]
     pages: list[list[int]]
     context: list[tuple[int, int]]
+    draws: list[tuple[float, int]] = field(default_factory=list)
 
 
 def rope_table(geometry: Geometry, positions: int) -> torch.Tensor:
@@ -70,7 +73,7 @@ class Workspace:
         c, rows = geometry.config, geometry.rows
         bf16, f32 = torch.bfloat16, torch.float32
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "step": ((geometry.step_words + rows * geometry.max_pages,), torch.int32),
+            "step": ((geometry.step_words + rows * (geometry.max_pages + DRAW_WORDS),), torch.int32),
             "features": ((rows, c.feature_size), bf16),
             "residual": ((rows, geometry.hidden_padded), bf16),
             "hidden": ((rows, geometry.hidden_padded), bf16),
@@ -101,9 +104,8 @@ class Workspace:
             name: torch.zeros(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in shapes.items()
         }
         self.rope = rope_table(geometry, geometry.max_pages * PAGE + c.block_size).to(self.device)
-        self._staging = torch.zeros(
-            geometry.step_words + rows * geometry.max_pages, dtype=torch.int32, pin_memory=self.device.type == "cuda"
-        )
+        self._staging = torch.zeros(len(self.buffers["step"]), dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        self.sampled = False
         self.corrected: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
         self.stamps: torch.Tensor | None = None
@@ -182,6 +184,10 @@ class Workspace:
                 faults.append(Fault(f"pages[{i}]", f"page {wrong[0]}", f"0..{self.pages - 1}"))
             if len(pages) > g.max_pages:
                 faults.append(Fault(f"pages[{i}]", f"{len(pages)} pages", f"at most {g.max_pages}"))
+        for i, (temperature, seed) in enumerate(step.draws):
+            faults += faults_of(temperature, seed, f"draws[{i}]")
+        if len(step.draws) not in (0, len(step.anchors)):
+            faults.append(Fault("draws", f"{len(step.draws)} requests", f"none or {len(step.anchors)}"))
         for i, (request, position) in enumerate(step.context):
             if not 0 <= request < len(step.pages) or not 0 <= position < len(step.pages[request]) * PAGE:
                 faults.append(
@@ -202,6 +208,10 @@ class Workspace:
             words[48 + i], words[64 + i] = request, position
         for i, pages in enumerate(step.pages):
             words[g.step_words + i * g.max_pages :][: len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        draws = words[g.step_words + g.rows * g.max_pages :].view(g.rows, DRAW_WORDS)
+        for i, (temperature, seed) in enumerate(step.draws):
+            draws[i] = torch.tensor(draw_words(temperature, seed), dtype=torch.int32)
+        self.sampled = any(is_sampled(temperature) for temperature, _ in step.draws)
         self.buffers["step"].copy_(words, non_blocking=True)
 
     def check_usable(self, geometry: Geometry) -> None:

@@ -68,11 +68,16 @@ def usable(logits: torch.Tensor) -> torch.Tensor:
     return clean
 
 
+def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """fl32(logits / T) of float32 logits. T is a tensor beside them: CUDA multiplies by the reciprocal of a number."""
+    return logits / torch.tensor(temperature, dtype=torch.float64, device=logits.device).to(torch.float32)
+
+
 def scores(logits: torch.Tensor, temperature: float, seed: int, position: int) -> torch.Tensor:
     """float32 [V] whose argmax is the choice: usable logits, tempered and with noise where the draft is sampled."""
     if temperature < GREEDY_BELOW:
         return usable(logits)
-    return usable(logits / temperature) + gumbel(seed, position, logits.shape[-1], logits.device)
+    return usable(tempered(logits, temperature)) + gumbel(seed, position, logits.shape[-1], logits.device)
 
 
 def lowest_argmax(values: torch.Tensor) -> torch.Tensor:
@@ -89,4 +94,4 @@ def draft_probabilities(logits: torch.Tensor, temperature: float) -> torch.Tenso
     if temperature < GREEDY_BELOW:
         choice = lowest_argmax(usable(logits))
         return torch.nn.functional.one_hot(choice, logits.shape[-1]).to(torch.float64)
-    return torch.softmax(usable(logits / temperature).to(torch.float64), -1)
+    return torch.softmax(usable(tempered(logits, temperature)).to(torch.float64), -1)

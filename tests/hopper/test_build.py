@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_resources_and_instruction_mix(config: DraftConfig, rows: int, mxfp8: bo
     assert count["HMMA"] >= (32 if mxfp8 else 16) + 16 + 16  # per chunk: linear, Markov, scan
     assert count["LDSM"] >= 8
     assert count["F2FP"] >= 64  # the scan's conversions, eight a block
+
+
+@pytest.mark.parametrize(
+    ("config", "mxfp8"), [(QWEN3_8B, False), (QWEN3_8B, True), (M31, True)], ids=["qwen3-8b bf16", "mxfp8", "m3.1"]
+)
+def test_sampled_builds_take_no_more_registers(config: DraftConfig, mxfp8: bool) -> None:
+    """One or two scalars spilled, at the kernel's start: not what draws, the same without it. No bounded chain."""
+    geometry = Geometry.choose(config, rows=8, mxfp8=mxfp8)
+    assert not [option for option in geometry.options if "SAMPLED" in option]
+    used = resources(build.build(replace(geometry, sampled=True), quiet=True))
+    assert used.registers == 96
+    assert used.instructions["STL"] <= 2
+    assert used.frame <= 8
+    assert used.instructions["UBLKCP"] == 2  # weights, activations
 
 
 def test_sixteen_rows_build() -> None:

@@ -5,7 +5,7 @@ import torch
 from hopper_shapes import rows, small
 
 from monodraft.drafter import Anchor
-from monodraft.errors import InputError, StepFailed
+from monodraft.errors import StepFailed
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.step import Form
 from monodraft.reference import ReferenceDrafter
@@ -76,11 +76,3 @@ def test_a_silent_cta_ends_in_the_bound_by_name_and_reset_mends_it() -> None:
     ours.reset()
     [again] = ours.propose([Anchor(0, 9, 0)])
     assert torch.equal(again.tokens, wanted.tokens)
-
-
-def test_a_sampled_anchor_is_refused_with_its_reason() -> None:
-    config = small()
-    ours = HopperDrafter(config, random_weights(config), max_requests=2, max_positions=512)
-    ours.open(0)
-    with pytest.raises(InputError, match="sampling has no kernel"):
-        ours.propose([Anchor(0, 9, 0, temperature=0.7)])

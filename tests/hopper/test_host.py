@@ -1,5 +1,8 @@
 """The host's side of a step, without a GPU: pages, key ranges, input checks, stage table, health, the scan's bound."""
 
+import math
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +111,15 @@ def workspace() -> Workspace:
         (StepInput([(512, 10)], [[0]], []), r"anchors\[0\]\.token: found 512, wanted 0\.\.511"),
         (StepInput([(5, 400)], [[0]], []), r"anchors\[0\]\.position: found 400, wanted 0\.\.313"),
         (StepInput([(5, 100)], [[0]], []), r"pages\[0\]: found 1 pages, wanted pages for 100 positions"),
+        (
+            StepInput([(5, 10)], [[0]], [], [(float("nan"), 0)]),
+            r"draws\[0\]\.temperature: found nan, wanted finite, at least 0",
+        ),
+        (
+            StepInput([(5, 10)], [[0]], [], [(0.7, 2**64)]),
+            r"draws\[0\]\.seed: found 18446744073709551616, wanted 0\.\.",
+        ),
+        (StepInput([], [[0]], [], [(0.7, 1)]), "draws: found 1 requests, wanted none or 0"),
         (StepInput([(5, 10)], [[4]], []), r"pages\[0\]: found page 4, wanted 0\.\.3"),
         (StepInput([], [[0]], [(0, 64)]), r"context\[0\]: found request 0, position 64, wanted a position with a page"),
         (StepInput([], [[0]], [(0, i) for i in range(9)]), "context rows: found 9, wanted at most 8"),
@@ -127,6 +139,29 @@ def test_input_words_are_where_the_kernel_reads_them(workspace: Workspace) -> No
     assert (words[16], words[32], words[48], words[64]) == (7, 100, 0, 99)
     assert tuple(words[80:83]) == split_keys(100, 64, 7, key_splits(g, 1))
     assert words[g.step_words : g.step_words + 2] == [2, 3]
+    assert not workspace.sampled
+
+
+@pytest.mark.parametrize(
+    ("temperature", "wanted"),
+    [
+        (0.7, struct.unpack("<i", struct.pack("<f", 0.7))[0]),
+        (1e39, 0x7F800000),
+        (1e-5, struct.unpack("<i", struct.pack("<f", 1e-5))[0]),
+        (math.nextafter(1e-5, 0), 0),  # the same float32, but greedy
+        (0, 0),
+    ],
+)
+def test_draws_lie_behind_the_page_tables(workspace: Workspace, temperature: float, wanted: int) -> None:
+    workspace.load(StepInput([(7, 100)], [[2, 3]], [], [(temperature, 0xFEDCBA9876543210)]))
+    words, g = workspace.buffers["step"].tolist(), workspace.geometry
+    draws = words[g.step_words + g.rows * g.max_pages :]
+    assert len(draws) == 4 * g.rows
+    assert [draws[0], *(word & 0xFFFFFFFF for word in draws[1:4])] == [wanted, 0x76543210, 0xFEDCBA98, 0]
+    assert workspace.sampled == bool(wanted)
+    workspace.load(StepInput([(7, 100)], [[2, 3]], []))
+    assert not workspace.sampled
+    assert not any(workspace.buffers["step"].tolist()[-4 * g.rows :])
 
 
 def test_workspace_of_another_plan_and_a_failed_one_are_refused(workspace: Workspace) -> None:

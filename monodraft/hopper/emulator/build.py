@@ -112,6 +112,7 @@ def build(geometry: Geometry, *, quiet: bool = False, flags: Sequence[str] = ())
     """The library of a geometry (see `shared_library`). `flags`: further ones of the compiler."""
     weights = "MXFP8" if geometry.mxfp8 else "bf16"
     sizes = f"{geometry.config.family.value}, {weights}, {geometry.rows} rows, {geometry.grid * geometry.ranks} CTAs"
+    sizes += ", sampled" if geometry.sampled else ""
     return shared_library(sources(), [*flags, *geometry.options], f"the Hopper draft step ({sizes})", quiet=quiet)
 
 

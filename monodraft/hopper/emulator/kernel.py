@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -111,6 +112,13 @@ class EmulatedKernel:
             for workspace in workspaces
             for name, buffer in workspace.buffers.items()
         }
+
+    @cached_property
+    def sampled(self) -> EmulatedKernel:
+        """The build of the same geometry that also draws."""
+        made = EmulatedKernel(replace(self.geometry, sampled=True), self.emulator)
+        made._watched = self._watched
+        return made
 
     def launch(self, args: Arguments, *, dependent: bool) -> None:
         """Runs one launch; `args`: a block, or `rank_launch`'s of all rank groups. EmulatorError."""

@@ -1,6 +1,6 @@
 // The serial Markov head: at step j, logits = base[j] + w2 w1[previous], argmax, next. w2 streams through the same ring.
 #pragma once
-#include "ranks.cuh"
+#include "sampling.cuh"
 
 // Order of candidates as one integer: the logit (NaN below everything), then the lowest id.
 INLINE u32 ordered(float x) {
@@ -35,10 +35,15 @@ INLINE void clear(float (*acc)[4]) {
   for (int n = 0; n < ROW_TILES; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
 }
 
-// Exact corrected logits of a row block, base + bf16(w2 e), against the best so far. `acc` carries ACTIVATION_SCALE.
+// Exact corrected logits of a row block, base + bf16(w2 e), against the best so far; by their scores where drafts are sampled.
+// `acc` carries ACTIVATION_SCALE.
 INLINE void keep_best(const Args& a, u32 step, const float (*base)[2][2], const float (*acc)[4], u64 (*best)[2], u32 block,
                       u32 requests, u32 lane) {
   const u32 id = block * 16 + (lane >> 2);
+#if SAMPLED
+  Draws draws;
+  draw(a, step, draws, block, requests, lane);
+#endif
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -48,7 +53,12 @@ INLINE void keep_best(const Args& a, u32 step, const float (*base)[2][2], const 
       for (int half = 0; half < 2; half++) {
         const float logit = base[n][c][half] + round_bf16(acc[n][half * 2 + c] * (1.f / ACTIVATION_SCALE));
         if (request < requests && id + half * 8 < VOCAB) {
-          best[n][c] = greater(best[n][c], candidate(logit, FIRST_ID(a) + id + half * 8));
+#if SAMPLED
+          const float criterion = score(logit, draws.temperature[n][c], draws.noise[n][c][half]);
+#else
+          const float criterion = logit;
+#endif
+          best[n][c] = greater(best[n][c], candidate(criterion, FIRST_ID(a) + id + half * 8));
           if (a.corrected) a.corrected[(u64)(request * BLOCK + step) * VOCAB_PADDED + id + half * 8] = logit;
         }
       }

@@ -41,6 +41,9 @@
 #define BIAS_PLANE ((RANK + 255) / 256 * 4096)  // bytes of the vectors of 8 requests, padded for MXFP8 chunks
 #define UPPER_AT (2 * ROW_TILES * BIAS_PLANE)  // behind the vectors in bf16 and in float16
 #define RESIDENT_AT (UPPER_AT + (MARKOV_BLOCKS * 16 * MARKOV_REQUESTS * 4 + 127) / 128 * 128)
+#ifndef SAMPLED
+#define SAMPLED 0  // 1: drafts may be sampled (sampling.cuh)
+#endif
 #define FEEDS_MX (MXFP8 ? ACTIVATION_SCALE : 1.0f)  // factor on activations that a layer linear reads
 
 enum Kind : u32 { KIND_LINEAR, KIND_PREPARE, KIND_ATTEND, KIND_COMBINE, KIND_MARKOV, KIND_FINISH, KIND_MARKOV_BOUNDED, KIND_SUM, KIND_JOIN };
