@@ -20,7 +20,7 @@ from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.geometry import Geometry
 from monodraft.hopper.pages import PageTable
 from monodraft.hopper.plan import stages
-from monodraft.hopper.step import stage_records
+from monodraft.hopper.step import Step, stage_records
 from monodraft.hopper.weights import pack_weights, scan_slack
 from monodraft.hopper.workspace import StepInput, Workspace, key_splits, split_keys
 from monodraft.testing import random_weights
@@ -177,6 +177,20 @@ def test_workspace_of_another_plan_and_a_failed_one_are_refused(workspace: Works
         workspace.check_usable(workspace.geometry)
     workspace.buffers["result"].zero_()
     workspace.failed = False
+
+
+def test_a_sampled_step_takes_the_full_scan_and_the_build_that_draws(workspace: Workspace) -> None:
+    class Builds:
+        geometry, sampled = workspace.geometry, object()
+
+    step = Step(pack_weights(workspace.geometry, random_weights(small()), "cpu"), workspace, kernel=Builds())  # type: ignore[arg-type]
+    tables = []
+    for temperature in (0.0, 0.7):
+        workspace.load(StepInput([(7, 100)], [[2, 3]], [], [(temperature, 1)]))
+        tables.append(step.arguments(0, 1).stages)
+        assert step.launcher is (Builds.sampled if temperature else step.kernel)
+    assert tables == [table.data_ptr() for table in reversed(step._tables)]
+    workspace.load(StepInput([(7, 100)], [[2, 3]], []))
 
 
 def test_logits_are_kept_only_where_asked_for(workspace: Workspace) -> None:

@@ -16,6 +16,7 @@ from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.shipped import DRAFTER, TARGET
 from monodraft.checkpoint.weights import DraftWeights
 from monodraft.drafter import Anchor
+from monodraft.errors import InputError
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.emulator import Emulator
 from monodraft.hopper.emulator.build import shared_library, sources
@@ -65,31 +66,36 @@ def prepared(
     return ours, [Anchor(request, 9 + request, length) for request, length in enumerate(lengths)]
 
 
+class Given(ctypes.Structure):
+    """`struct Given` of emulated_sampling.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("words", "logits", "noise", "scores")),
+        *((name, ctypes.c_uint32) for name in ("ids", "count", "low", "high", "position")),
+        ("temperature", ctypes.c_float),
+    )
+
+
 @pytest.mark.executed
 @MARKS[1]
-def test_the_noise_is_the_references_bit_for_bit() -> None:
+def test_noise_and_scores_are_the_references_bit_for_bit() -> None:
     """Two logarithms in float64 each, rounded once; over all places of a Philox block, both words of the seed, and the
-    words at the ends and around 1/2."""
-
-    class Given(ctypes.Structure):
-        _fields_ = (
-            ("words", ctypes.c_uint64),
-            ("noise", ctypes.c_uint64),
-            *((name, ctypes.c_uint32) for name in ("ids", "count", "low", "high", "position", "unused")),
-        )
-
+    words at the ends and around 1/2. Quotients, not products with a reciprocal."""
     geometry = replace(Geometry.choose(small(), rows=8, mxfp8=True, max_positions=256), sampled=True)
     source = (Path(__file__).parent / "emulated_sampling.cu").read_text()
     library = Library(shared_library(sources(source), geometry.options, "the draws", quiet=True))
-    words = torch.tensor([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF])
-    given, count = words.to(torch.int32), 1 << 15
-    for seed, position in ((0, 0), (0xFEDCBA9876543210, 4095)):
-        noise = torch.zeros(count + len(words))
-        block = Given(given.data_ptr(), noise.data_ptr(), count, len(words), seed & 0xFFFFFFFF, seed >> 32, position)
+    words, count = torch.tensor([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF]), 1 << 15
+    given, logits = words.to(torch.int32), torch.randn(count, generator=torch.Generator().manual_seed(2)) * 8
+    logits[:6] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 3e38, -3e38])
+    for seed, position, temperature in ((0, 0, 0.7), (0xFEDCBA9876543210, 4095, 1.3), (5, 6, 0.0)):
+        noise, scores = torch.zeros(count + len(words)), torch.zeros(count)
+        addresses = [array.data_ptr() for array in (given, logits, noise, scores)]
+        block = Given(*addresses, count, len(words), seed & 0xFFFFFFFF, seed >> 32, position, temperature)
         library.run([Grid(ctypes.addressof(block), 1, 32, 4096, -1)])
         assert torch.equal(noise[:count], sampling.gumbel(seed, position, count, torch.device("cpu")))
         u = (words.double() + 0.5) * 2.0**-32
         assert torch.equal(noise[count:], (-torch.log(-torch.log(u))).float())
+        assert torch.equal(scores, sampling.scores(logits, temperature, seed, position))
 
 
 @PLACES
@@ -188,6 +194,22 @@ def test_nothing_of_a_sampled_launch_races() -> None:
     ours.propose(checks.drawn(anchors, 0.7, 1))
     ours.step.form = Form.CHAIN
     ours.propose(checks.drawn(anchors, 0.7, 1))
+
+
+@pytest.mark.executed
+@MARKS[1]
+@pytest.mark.parametrize(
+    ("temperature", "seed", "says"),
+    [
+        (float("nan"), 0, r"anchors\[0\]\.temperature: found nan, wanted finite, at least 0"),
+        (-0.1, 0, r"anchors\[0\]\.temperature: found -0\.1, wanted finite, at least 0"),
+        (0.7, -1, r"anchors\[0\]\.seed: found -1, wanted 0\.\.2\^64 - 1"),
+    ],
+)
+def test_what_cannot_be_drawn_by_is_refused(temperature: float, seed: int, says: str) -> None:
+    ours, [anchor] = prepared(False, [20])
+    with pytest.raises(InputError, match=says):
+        ours.propose([replace(anchor, temperature=temperature, seed=seed)])
 
 
 @PLACES
