@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) draft_step(const __grid
   for (u32 i = thread; i < a.count * sizeof(Stage) / 4; i += THREADS) ((u32*)fixed().stages)[i] = ((const u32*)(a.stages + a.first))[i];
   if (thread < RING_SLOTS) phase_init(shared_address(&fixed().full[thread]), 1), phase_init(shared_address(&fixed().empty[thread]), 1);
   if (thread < COMPUTE_WARPS) phase_init(shared_address(&fixed().bounds.arrived[thread]), 1);
-  if (thread < 2) phase_init(ready_bar(thread), 1), phase_init(consumed_bar(thread), COMPUTE_WARPS);
+  if (thread < 2) phase_init(ready_bar(thread), READY_ARRIVALS), phase_init(consumed_bar(thread), COMPUTE_WARPS);
   phase_init_fence();
   __syncthreads();
   const Health health = {a.health, a.bound};

@@ -112,8 +112,8 @@ MUTATIONS = [
     Mutation(
         "context rows announced before all of them are stored",
         "stages/linear.cuh",
-        "  fence_bulk_shared();\n  epilogue_sync();\n  if (thread == 0) phase_arrive",
-        "  fence_bulk_shared();\n  if (thread == 0) phase_arrive",
+        "  fence_bulk_shared();\n  epilogue_sync();\n  announce_ready",
+        "  fence_bulk_shared();\n  announce_ready",
         schedules=True,
         races=True,
     ),

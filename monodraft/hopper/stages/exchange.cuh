@@ -47,6 +47,17 @@ INLINE Fixed& fixed() { return *(Fixed*)(dynamic + FIXED_AT); }
 INLINE u32 ready_bar(u32 buffer) { return shared_address(&fixed().ready[buffer]); }
 INLINE u32 consumed_bar(u32 buffer) { return shared_address(&fixed().consumed[buffer]); }
 
+// Who arrives on a `ready` barrier, after all epilogue threads have stored and met: one of them, and the barriers order the
+// others' stores too. A checker that does not follow that gets a build in which all arrive.
+#ifdef EVERY_ARRIVES
+#define READY_ARRIVALS EPILOGUE_THREADS
+#else
+#define READY_ARRIVALS 1
+#endif
+INLINE void announce_ready(u32 buffer, u32 thread) {
+  if (thread < READY_ARRIVALS) phase_arrive(ready_bar(buffer));
+}
+
 // Parity of the two `ready` barriers, a bit each; either side keeps its own.
 INLINE u32 ready_parity_of(u32 parities, u32 buffer) { return parities >> buffer & 1u; }
 

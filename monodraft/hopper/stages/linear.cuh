@@ -79,6 +79,8 @@ INLINE void load_part(const Args& a, const Stage& s, u32 part, u32 thread) {
       for (u32 n = 0; n < ROW_TILES; n++)
         bulk_copy(to + n * PLANE, s.input + ((u64)n * s.inner + from) * 16, size * 16,
                   ready_bar(buffer));
+    } else {
+      announce_ready(buffer, thread);
     }
     return;
   }
@@ -92,7 +94,7 @@ INLINE void load_part(const Args& a, const Stage& s, u32 part, u32 thread) {
   }
   fence_bulk_shared();
   epilogue_sync();
-  if (thread == 0) phase_arrive(ready_bar(buffer));
+  announce_ready(buffer, thread);
 }
 
 // factor[row] = 1 / sqrt(mean square + eps) of the input rows, from the partial sums in a fixed order.

@@ -147,7 +147,7 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
     }
     if (thread < requests) fixed().bounds.length[thread] = __ldg(a.w1_lengths + previous[thread]) + 0.00390625f;
     epilogue_sync();
-    if (thread == 0) phase_arrive(ready_bar(0));
+    announce_ready(0, thread);
     ready_parity ^= 1u;
   }
   // Confidence of row (r, step) by CTA (row): the hidden part was left by the LM head's stage.
