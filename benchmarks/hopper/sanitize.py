@@ -6,7 +6,7 @@
     PYTHONPATH=. compute-sanitizer --tool racecheck --report-api-errors no \
         python3 benchmarks/hopper/sanitize.py --every-arrives
 
-With --every-arrives, every thread that stored to shared memory arrives on the mbarrier that readers wait for, instead of
+With --every-arrives, all threads that stored to shared memory arrive on the mbarrier that readers wait for, instead of
 one after a named barrier, whose order racecheck does not follow. API errors are left out: cuda-bindings newer than the
 driver looks up symbols that it does not have, at every start.
 
