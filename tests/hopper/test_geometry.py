@@ -10,6 +10,7 @@ from monodraft.checkpoint.config import DraftConfig, Family, MarkovKind
 from monodraft.errors import InputError, UnsupportedCheckpoint
 from monodraft.hopper import geometry as sizes
 from monodraft.hopper import health, plan
+from monodraft.hopper.bench import shapes
 from monodraft.hopper.geometry import Geometry
 from monodraft.testing import random_config
 
@@ -93,6 +94,14 @@ def test_names_shared_with_the_source_agree() -> None:
 def test_drafters_without_kernels_are_refused_with_the_field(config: DraftConfig, field: str) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=rf"\n  {field}: found "):
         Geometry.choose(config, rows=16, mxfp8=True)
+
+
+@pytest.mark.parametrize("name", shapes.NAMES)
+def test_every_released_shape_has_a_build_for_8_and_16_rows_and_all_numbers_of_ranks(name: str) -> None:
+    for ranks in (1, 2, 4, 8):
+        for rows in (8, 16):
+            g = Geometry.choose(shapes.config_of(name), rows=rows, mxfp8=True, ranks=ranks, max_positions=4096)
+            assert g.shared_bytes <= sizes.SHARED_LIMIT
 
 
 ADDITIONS = {"HEAD", "ROTARY_APART", "LOGIT_SOFTCAP", "SHARED_KV", "VALUE_NORM", "JOINS"}
