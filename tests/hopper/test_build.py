@@ -34,7 +34,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> object:
         (M31, 16, True, 5),
         (GEMMA4_12B, 8, False, 0),
         (GEMMA4_12B, 8, True, 2),
-        (GEMMA4_12B, 16, True, 8),
+        (GEMMA4_12B, 16, True, 4),
     ],
     ids=lambda value: getattr(value, "family", value),
 )
