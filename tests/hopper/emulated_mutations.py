@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "red: written again before it is free",
         "stages/exchange.cuh",
-        "  if (p.done >= 2) named_sync(BARRIER_FREE + p.buffer(), PAIR_THREADS);\n}\nINLINE void leave_red",
+        "  if (p.done >= 2) named_sync(BARRIER_FREE + p.buffer, PAIR_THREADS);\n}\nINLINE void leave_red",
         "}\nINLINE void leave_red",
         schedules=True,
         races=True,
@@ -152,7 +152,7 @@ MUTATIONS = [
     Mutation(
         "red: never announced",
         "stages/exchange.cuh",
-        "  named_arrive(BARRIER_FULL + p.buffer(), PAIR_THREADS);\n",
+        "  named_arrive(BARRIER_FULL + p.buffer, PAIR_THREADS);\n",
         "",
         schedules=True,
         races=True,
@@ -176,7 +176,7 @@ MUTATIONS = [
     Mutation(
         "ring: the producer does not wait for free slots",
         "stages/weights.cuh",
-        "if (!phase_test(ring.empty() + ring.slot * 8, ring.parity)) {",
+        "if (!phase_test(ring.empty + ring.slot * 8, ring.parity)) {",
         "if (false) {",
         schedules=True,
         races=True,
