@@ -15,8 +15,8 @@
 #define EPILOGUE_REGISTERS (216 - COMPUTE_REGISTERS)
 #define ROWS (8 * ROW_TILES)
 #define ROWS_LOG2 (2 + ROW_TILES)  // ROW_TILES is 1 or 2
-#define KEPT_TURNS 3        // row blocks of a warp whose sums it can keep in registers over several parts of K
 #ifndef HEAD
+#define KEPT_TURNS 3        // row blocks of a warp whose sums it can keep in registers over several parts of K
 #define HEAD 128
 #endif
 #define PIECES (HEAD / 128)  // of a head: a warp's lanes hold four dims of each
