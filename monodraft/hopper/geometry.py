@@ -27,8 +27,6 @@ TILE = 16
 """Output columns of a row block: 16 rows of a weight matrix."""
 SHARED_LIMIT = 232448
 """Shared memory a CTA may have on sm_90, bytes."""
-KEPT_TURNS = 3
-"""Row blocks of a warp whose sums stay in its registers from one part of K to the next (stages/plan.cuh)."""
 MAX_ROWS = 16
 STEP_KEYS = 80
 
@@ -57,14 +55,6 @@ class Linear:
     @property
     def row_blocks(self) -> int:
         return self.n // TILE
-
-    def turns(self, grid: int) -> int:
-        """Row blocks that a compute warp of the busiest of `grid` CTAs takes, one after another."""
-        return -(-self.row_blocks // ((COMPUTE_WARPS >> self.split_log2) * grid))
-
-    def keeps_sums(self, grid: int) -> bool:
-        """Whether compute warps keep the sums of a CTA's row blocks in registers from part to part."""
-        return self.parts > 1 and 1 << self.split_log2 == COMPUTE_WARPS and self.turns(grid) <= KEPT_TURNS
 
     @property
     def bytes(self) -> int:
@@ -268,17 +258,15 @@ class Geometry:
         """The tiling of one linear: parts of K that fit, K split over as many warps as have a chunk each.
 
         Several parts take turns in the two halves of the room. A part is then a multiple of 8 chunks (all warps on one
-        row block), or of 4 (two at a time) where 8 do not fit or a CTA has an even number of row blocks. What fits at
-        once comes in two parts too where sums can be kept: the first is multiplied while the second is on its way.
+        row block), or of 4 (two at a time) where 8 do not fit or a CTA has an even number of row blocks.
         """
         chunk = 256 if mxfp8 else 128
         chunks = padded(k, 256) // chunk
-        room = self.part_size // 2 // chunk
-        turns = -(-padded(n, TILE) // TILE // self.grid)
         if chunks * chunk <= self.part_size:
-            half = padded(-(-chunks // 2), COMPUTE_WARPS)
-            part_chunks = half if turns <= KEPT_TURNS and half < chunks and half <= room else chunks
+            part_chunks = chunks
         else:
+            room = self.part_size // 2 // chunk
+            turns = -(-padded(n, TILE) // TILE // self.grid)
             unit = 4 if room < 8 or (turns % 2 == 0 and room // 4 * 4 > room // 8 * 8) else 8
             part_chunks = room // unit * unit or room
         parts = -(-chunks // part_chunks)
@@ -308,14 +296,13 @@ class Geometry:
 
     @property
     def sum_slots(self) -> int:
-        """Row blocks of a CTA whose sums wait for the next part of K in shared memory."""
+        """Row blocks of a CTA whose sums wait for the next part of K."""
         return max(
             (
-                linear.turns(self.grid) * (COMPUTE_WARPS >> linear.split_log2)
+                -(-linear.row_blocks // ((COMPUTE_WARPS >> linear.split_log2) * self.grid))
+                * (COMPUTE_WARPS >> linear.split_log2)
                 for linear in self.linears.values()
-                if linear.parts > 1
-                and not linear.keeps_sums(self.grid)
-                and not (self.logit_sums and linear.name == "lm_head")
+                if linear.parts > 1 and not (self.logit_sums and linear.name == "lm_head")
             ),
             default=1,
         )
@@ -351,9 +338,7 @@ class Geometry:
     def cost(self) -> float:
         """What `choose` minimises: hand-offs of parts and a shallow ring, weighed as measured on an H200."""
         parts = sum(
-            0.4 + 0.1 * linear.parts if linear.keeps_sums(self.grid) else 0.5 * linear.parts + 0.5 * (linear.parts > 1)
-            for name, linear in self.linears.items()
-            if name != "fc"
+            0.5 * linear.parts + 0.5 * (linear.parts > 1) for name, linear in self.linears.items() if name != "fc"
         )
         return parts + {4: 0, 3: 6, 2: 30}[self.slots] + (128 - self.keys) / 64 + self.linears["fc"].parts / 64
 

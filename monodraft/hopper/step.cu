@@ -6,7 +6,7 @@
 #include "stages/prepare.cuh"
 
 INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 own_warp, u32 own_lane) {
-  Passes passes = {0};
+  Passes passes = {0, 0};
   u32 ready_parity = 0, arrived_parity = 0;
   for (u32 i = 0; i < (u32)a.count; i++) {
     const Stage& s = fixed().stages[i];
@@ -24,7 +24,7 @@ INLINE void compute_warp(const Args& a, const Health& health, Ring ring, u32 own
 }
 
 INLINE void epilogue_warp(const Args& a, const Health& health, u32 own_thread) {
-  Passes passes = {0};
+  Passes passes = {0, 0};
   u32 ready_parity = 0;
   wait_previous_launch();
   for (u32 i = own_thread; i < STEP_WORDS; i += EPILOGUE_THREADS) fixed().step[i] = a.step[i];
@@ -95,12 +95,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) draft_step(const __grid
   for (u32 i = thread; i < a.count * sizeof(Stage) / 4; i += THREADS) ((u32*)fixed().stages)[i] = ((const u32*)(a.stages + a.first))[i];
   if (thread < RING_SLOTS) phase_init(shared_address(&fixed().full[thread]), 1), phase_init(shared_address(&fixed().empty[thread]), 1);
   if (thread < COMPUTE_WARPS) phase_init(shared_address(&fixed().bounds.arrived[thread]), 1);
-  if (thread < 2) phase_init(ready_bar(thread), READY_ARRIVALS), phase_init(consumed_bar(thread), COMPUTE_WARPS);
+  if (thread < 2) phase_init(ready_bar(thread), READY_ARRIVALS);
   phase_init_fence();
   __syncthreads();
   const Health health = {a.health, a.bound};
   const u32 ring_warp = warp < COMPUTE_WARPS ? warp : lane & (COMPUTE_WARPS - 1);
-  const Ring ring = {shared_address(dynamic) + RING_AT + ring_warp * SLOTS * SLOT_BYTES, shared_address(fixed().full + ring_warp * SLOTS), 0, 0};
+  const Ring ring = {shared_address(dynamic) + RING_AT + ring_warp * SLOTS * SLOT_BYTES, shared_address(fixed().full + ring_warp * SLOTS),
+                     shared_address(fixed().empty + ring_warp * SLOTS), 0, 0};
   if (warp < COMPUTE_WARPS) {
     if (COMPUTE_REGISTERS < 96) shrink_registers<COMPUTE_REGISTERS>();
     compute_warp(a, health, ring, warp, lane);

@@ -91,16 +91,6 @@ def test_sixteen_rows_in_parts_with_sums_in_the_logits(
 
 
 @FORMATS
-def test_sums_kept_over_parts_of_k_are_the_references(mxfp8: bool) -> None:
-    """`down` in four parts of K that take turns in shared memory; three row blocks a CTA, their sums in registers."""
-    config = small(ffn_size=8192, num_layers=1)
-    ours = HopperDrafter(config, random_weights(config), mxfp8=mxfp8, max_positions=512, emulator=Emulator(7, 1))
-    down = ours.geometry.linears["layers.0.down"]
-    assert (down.parts, down.keeps_sums(7), down.turns(7)) == (4, True, 3)
-    check_stages(config, random_weights(config), mxfp8, [20], emulator=Emulator(7, 1))
-
-
-@FORMATS
 def test_schedules_forms_and_replays_give_the_same_bytes(mxfp8: bool) -> None:
     emulator = Emulator(8)
     ours, anchors = prepared(mxfp8=mxfp8, emulator=emulator)

@@ -7,6 +7,7 @@
 #define BARRIER_FREE 3
 #define BARRIER_EPILOGUE 5
 #define BARRIER_COMPUTE 6  // compute warps among themselves
+#define RING_SLOTS (COMPUTE_WARPS * SLOTS)
 #define RED_FLOATS (COMPUTE_WARPS * 4 * ROW_TILES * 32)
 
 // Of the bounded Markov stage, statically sized.
@@ -23,7 +24,6 @@ struct Fixed {
   Stage stages[MAX_STAGES];
   u64 full[RING_SLOTS], empty[RING_SLOTS];  // mbarriers of the rings
   u64 ready[2];                             // mbarriers: an input part is in shared memory; parts take turns
-  u64 consumed[2];                          // mbarriers: all compute warps have read the part (where sums are kept)
   float factor[ROWS + EPILOGUE_WARPS];      // of the rows' norms, and scratch
   u32 previous[ROWS];                       // tokens of the chain
   Bounds bounds;
@@ -33,7 +33,7 @@ static_assert(sizeof(Fixed) <= FIXED_BYTES, "geometry.py: fixed_bytes");
 // Dynamic shared memory, every place a constant: activations (one part of the input, or scratch of attention and of the
 // bounded chain, behind the Markov vectors `bias` [ROW_TILES][BIAS_PLANE] in fragment order: times ACTIVATION_SCALE, and in
 // float16), the rings, `red` [2][COMPUTE_WARPS][4 * ROW_TILES][32] partial sums, `sums` [SUM_SLOTS][64 * ROW_TILES] of
-// earlier parts (where compute warps cannot keep them), Fixed.
+// earlier parts, Fixed.
 extern __shared__ __align__(128) u8 dynamic[];
 #define RING_AT ACTIVATION_BYTES
 #define RED_AT (RING_AT + RING_SLOTS * SLOT_BYTES)
@@ -45,7 +45,6 @@ INLINE float2* shared_sums() { return (float2*)(dynamic + SUMS_AT); }
 INLINE u8* shared_bias() { return dynamic; }
 INLINE Fixed& fixed() { return *(Fixed*)(dynamic + FIXED_AT); }
 INLINE u32 ready_bar(u32 buffer) { return shared_address(&fixed().ready[buffer]); }
-INLINE u32 consumed_bar(u32 buffer) { return shared_address(&fixed().consumed[buffer]); }
 
 // Who arrives on a `ready` barrier, after all epilogue threads have stored and met: one of them, and the barriers order the
 // others' stores too. A checker that does not follow that gets a build in which all arrive.
@@ -65,20 +64,19 @@ INLINE void epilogue_sync() { named_sync(BARRIER_EPILOGUE, EPILOGUE_THREADS); }
 
 // The two `red` buffers, used in turn. Each side counts its own passes.
 struct Passes {
-  u32 done;
-  INLINE u32 buffer() const { return done & 1u; }
+  u32 buffer, done;
 };
 INLINE void publish_red(Passes& p) {  // compute side, after writing red[buffer]
   __threadfence_block();
-  named_arrive(BARRIER_FULL + p.buffer(), PAIR_THREADS);
-  p.done++;
+  named_arrive(BARRIER_FULL + p.buffer, PAIR_THREADS);
+  p.buffer ^= 1u, p.done++;
 }
 INLINE void await_red_free(const Passes& p) {
-  if (p.done >= 2) named_sync(BARRIER_FREE + p.buffer(), PAIR_THREADS);
+  if (p.done >= 2) named_sync(BARRIER_FREE + p.buffer, PAIR_THREADS);
 }
 INLINE void leave_red(const Passes& p) {  // the epilogue arrived min(done, 2) more times than were waited for
-  if (p.done >= 1) named_sync(BARRIER_FREE + (p.buffer() ^ 1u), PAIR_THREADS);
-  if (p.done >= 2) named_sync(BARRIER_FREE + p.buffer(), PAIR_THREADS);
+  if (p.done >= 1) named_sync(BARRIER_FREE + (p.buffer ^ 1u), PAIR_THREADS);
+  if (p.done >= 2) named_sync(BARRIER_FREE + p.buffer, PAIR_THREADS);
 }
 
 // The grid barrier between two stages of one launch, for all epilogue threads.

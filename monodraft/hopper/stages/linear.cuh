@@ -2,23 +2,6 @@
 #pragma once
 #include "ranks.cuh"
 
-// Where all warps share a row block and a CTA has few, sums stay in registers from one part of K to the next: only the last
-// part pays for a round of reductions.
-INLINE bool keeps_sums(const Stage& s) {
-  return s.parts > 1 && 1u << s.split_log2 == COMPUTE_WARPS && s.row_blocks <= KEPT_TURNS * ctas();
-}
-
-// The sums of the next turn to the front.
-INLINE void rotate_sums(float (*acc)[ROW_TILES][4]) {
-#pragma unroll
-  for (int i = 0; i < 4 * ROW_TILES; i++) {
-    const float first = acc[0][i >> 2][i & 3];
-#pragma unroll
-    for (int turn = 0; turn + 1 < KEPT_TURNS; turn++) acc[turn][i >> 2][i & 3] = acc[turn + 1][i >> 2][i & 3];
-    acc[KEPT_TURNS - 1][i >> 2][i & 3] = first;
-  }
-}
-
 // ---- compute warps. `warp` 0..COMPUTE_WARPS-1; row block r0 + sub * grid, chunks split over 2^split_log2 warps.
 template <bool MX>
 INLINE void linear_compute(const Stage& s, const Health& health, Ring& ring, Passes& passes,
@@ -27,45 +10,28 @@ INLINE void linear_compute(const Stage& s, const Health& health, Ring& ring, Pas
   const u32 split = 1u << s.split_log2, subs = COMPUTE_WARPS >> s.split_log2, sub = warp >> s.split_log2;
   const u32 start = first_row_block(s), base = shared_address(shared_activations());
   if (start >= s.row_blocks) return;
-  const bool kept = keeps_sums(s);
-  const u32 end = kept ? start + KEPT_TURNS * subs * ctas() : s.row_blocks;  // kept: as many turns in all CTAs
-  float acc[KEPT_TURNS][ROW_TILES][4] = {};
   for (u32 part = 0; part < s.parts; part++) {
     const u32 chunks = chunks_of_part(s, part);
     const u32 buffer = s.parts > 1 ? part & 1u : 0u, x = base + buffer * (PLANE / 2);
     wait_phase(health, ready_bar(buffer), ready_parity_of(ready_parity, buffer), stage, REGION_ACTIVATIONS);
     ready_parity ^= 1u << buffer;
-    for (u32 r0 = start; r0 < end; r0 += subs * ctas()) {
-      if (!kept)
+    for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * ctas()) {
+      float acc[ROW_TILES][4];
 #pragma unroll
-        for (int i = 0; i < 4 * ROW_TILES; i++) acc[0][i >> 2][i & 3] = 0.f;
+      for (int n = 0; n < ROW_TILES; n++) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.f;
       if (r0 + sub * ctas() < s.row_blocks)
         for (u32 c = warp & (split - 1); c < chunks; c += split)
-          consume_chunk<MX, PLANE>(health, ring, acc[0], x + c * CHUNK_BYTES, lane, stage);
-      if (r0 < s.row_blocks && (!kept || part + 1 == s.parts)) {
-        await_red_free(passes);
-        float* red = shared_red() + passes.buffer() * RED_FLOATS + warp * 4 * ROW_TILES * 32 + lane;
+          consume_chunk<MX, PLANE>(health, ring, acc, x + c * CHUNK_BYTES, lane, stage);
+      await_red_free(passes);
+      float* red = shared_red() + passes.buffer * RED_FLOATS + warp * 4 * ROW_TILES * 32 + lane;
 #pragma unroll
-        for (int i = 0; i < 4 * ROW_TILES; i++) red[i * 32] = acc[0][i >> 2][i & 3];
-        publish_red(passes);
-      }
-      rotate_sums(acc);
-    }
-    if (kept && part + 2 < s.parts) {
-      __syncwarp();
-      if (lane == 0) phase_arrive(consumed_bar(buffer));
+      for (int i = 0; i < 4 * ROW_TILES; i++) red[i * 32] = acc[i >> 2][i & 3];
+      publish_red(passes);
     }
   }
 }
 
 // ---- epilogue warps
-
-// The compute warps have read the part that lies where the next one goes. Bits 2 and 3 of `parities` are those of the two
-// `consumed` barriers.
-INLINE void await_consumed(const Health& health, u32 buffer, u32& parities, u32 stage) {
-  wait_phase(health, consumed_bar(buffer), ready_parity_of(parities, 2 + buffer), stage, REGION_ACTIVATIONS);
-  parities ^= 4u << buffer;
-}
 
 // Brings part `part` of the input to shared memory and completes its `ready`. Where there are several, they take turns in
 // two halves of the room, so that one is on its way while the other is multiplied.
@@ -217,15 +183,11 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
   const bool is_gated = s.out == OUT_GATED;
   const u32 pairs_log2 = is_gated ? 2 : 3, pairs = 1u << pairs_log2, per_log2 = pairs_log2 + ROWS_LOG2, per = 1u << per_log2;
   const u32 chunk = s.mxfp8 ? 256 : 128;
-  const bool kept = keeps_sums(s);
   float confidence = 0.f;
   u32 loaded = 0;
   for (u32 part = 0; part < s.parts; part++) {
     const u32 buffer = s.parts > 1 ? part & 1u : 0u;
-    for (; loaded < min(part + 2, s.parts); loaded++) {
-      if (kept && loaded >= 2) await_consumed(health, loaded & 1u, ready_parity, stage);
-      load_part(a, s, loaded, thread);
-    }
+    for (; loaded < min(part + 2, s.parts); loaded++) load_part(a, s, loaded, thread);
     if (part == 0) {
       if (s.squares) row_factors(s.squares, factor, thread);
       else if (thread < ROWS) factor[thread] = 1.f;
@@ -238,11 +200,10 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
       if (thread == 0 && part + 1 == s.parts) a.confidence_hidden[cta()] = confidence * factor[cta()];
     }
     ready_parity ^= 1u << buffer;
-    if (kept && part + 1 < s.parts) continue;
     u32 slot = 0;
     for (u32 r0 = start; r0 < s.row_blocks; r0 += subs * ctas(), slot += subs) {
-      named_sync(BARRIER_FULL + passes.buffer(), PAIR_THREADS);
-      const float* red = shared_red() + passes.buffer() * RED_FLOATS;
+      named_sync(BARRIER_FULL + passes.buffer, PAIR_THREADS);
+      const float* red = shared_red() + passes.buffer * RED_FLOATS;
       for (u32 i = thread; i < subs * per; i += EPILOGUE_THREADS) {
         const u32 sub = i >> per_log2, q = i & (per - 1), row = q >> pairs_log2, pair = q & (pairs - 1);
         const u32 row_block = r0 + sub * ctas();
@@ -256,7 +217,7 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
           y.x += from[0], y.y += from[4];
           if (is_gated) up.x += from[64], up.y += from[68];
         }
-        if (s.parts > 1 && !kept) {
+        if (s.parts > 1) {
           float2* sums = shared_sums() + ((slot + sub) * per + q) * (is_gated ? 2 : 1);
 #ifdef LOGIT_SUMS
           if (s.out == OUT_LOGITS) {  // too many row blocks a CTA for shared memory: the same thread finds them where its logits go
@@ -278,8 +239,8 @@ INLINE void linear_epilogue(const Args& a, const Stage& s, const Health& health,
         y.x *= f, y.y *= f, up.x *= f, up.y *= f;
         finish_pair(a, s, y, up, row, row_block * (2 * pairs) + 2 * pair, live);
       }
-      named_arrive(BARRIER_FREE + passes.buffer(), PAIR_THREADS);
-      passes.done++;
+      named_arrive(BARRIER_FREE + passes.buffer, PAIR_THREADS);
+      passes.buffer ^= 1u, passes.done++;
     }
   }
 }

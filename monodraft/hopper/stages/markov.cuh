@@ -68,7 +68,7 @@ INLINE void keep_best(const Args& a, u32 step, const float (*base)[2][2], const 
 // The best of a warp's rows, per request, to the epilogue warps.
 INLINE void publish_best(const u64 (*best)[2], Passes& passes, u32 warp, u32 lane) {
   await_red_free(passes);
-  u64* red = (u64*)(shared_red() + passes.buffer() * RED_FLOATS) + warp * ROWS;
+  u64* red = (u64*)(shared_red() + passes.buffer * RED_FLOATS) + warp * ROWS;
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -163,12 +163,12 @@ INLINE void markov_epilogue(const Args& a, const Stage& s, Passes& passes, u32& 
   }
   u64 v = 0;
   if (busy) {
-    named_sync(BARRIER_FULL + passes.buffer(), PAIR_THREADS);
-    const u64* red = (const u64*)(shared_red() + passes.buffer() * RED_FLOATS);
+    named_sync(BARRIER_FULL + passes.buffer, PAIR_THREADS);
+    const u64* red = (const u64*)(shared_red() + passes.buffer * RED_FLOATS);
     if (thread < requests)
       for (u32 w = 0; w < COMPUTE_WARPS; w++) v = greater(v, red[w * ROWS + thread]);
-    named_arrive(BARRIER_FREE + passes.buffer(), PAIR_THREADS);
-    passes.done++;
+    named_arrive(BARRIER_FREE + passes.buffer, PAIR_THREADS);
+    passes.buffer ^= 1u, passes.done++;
   }
 #if RANKS > 1
   if (thread < requests) put_best(a, s.step, thread, v);

@@ -16,7 +16,6 @@
 #define ROWS (8 * ROW_TILES)
 #define ROWS_LOG2 (2 + ROW_TILES)  // ROW_TILES is 1 or 2
 #ifndef HEAD
-#define KEPT_TURNS 3        // row blocks of a warp whose sums it can keep in registers over several parts of K
 #define HEAD 128
 #endif
 #define PIECES (HEAD / 128)  // of a head: a warp's lanes hold four dims of each
@@ -25,7 +24,6 @@
 #endif
 #define PAGE 64             // positions of a K/V page
 #define SLOT_BYTES 4224     // ring slot: one MXFP8 chunk (16 rows x 256, 128 scale bytes) or one bf16 chunk (16 x 128)
-#define RING_SLOTS (COMPUTE_WARPS * SLOTS)
 #define PLANE (PART_SIZE * 16)   // bytes of one part of the activations of 8 rows, in fragment order
 #ifdef SHARED_KV
 #define KV_PARTS 1  // v is k's projection

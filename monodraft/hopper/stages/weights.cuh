@@ -4,9 +4,8 @@
 #include "plan.cuh"
 
 struct Ring {
-  u32 base, full;  // shared addresses of this warp's slots and of their barriers
+  u32 base, full, empty;  // shared addresses of this warp's slots and barriers
   u32 slot, parity;
-  INLINE u32 empty() const { return full + RING_SLOTS * 8; }  // `Fixed` holds them in this order
   INLINE void advance() {
     if (++slot == SLOTS) slot = 0, parity ^= 1u;
   }
@@ -51,7 +50,7 @@ struct Producer {
     ring.parity = 1;  // the first pass over the ring finds every slot free
     long long start = clock64();
     while (!done) {
-      if (!phase_test(ring.empty() + ring.slot * 8, ring.parity)) {
+      if (!phase_test(ring.empty + ring.slot * 8, ring.parity)) {
         if ((u64)(clock64() - start) > health.bound + (health.bound >> 1)) {
           record_failure(health, stage, REGION_RING, ring.parity, ring.parity ^ 1u, ~0u, 0u);
           return;
@@ -110,7 +109,7 @@ INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
 // Hands the oldest slot back to the producer.
 INLINE void release_chunk(Ring& ring, u32 lane) {
   __syncwarp();
-  if (lane == 0) phase_arrive(ring.empty() + ring.slot * 8);
+  if (lane == 0) phase_arrive(ring.empty + ring.slot * 8);
   ring.advance();
 }
 
