@@ -93,9 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) draft_step(const __grid
   const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   let_next_launch_start();
   for (u32 i = thread; i < a.count * sizeof(Stage) / 4; i += THREADS) ((u32*)fixed().stages)[i] = ((const u32*)(a.stages + a.first))[i];
-  if (thread < RING_SLOTS) phase_init(shared_address(&fixed().full[thread]), 1), phase_init(shared_address(&fixed().empty[thread]), 1);
+  if (thread < RING_SLOTS) phase_init(shared_address(&fixed().full[thread]), 1), phase_init(shared_address(&fixed().empty[thread]), ARRIVALS(32));
   if (thread < COMPUTE_WARPS) phase_init(shared_address(&fixed().bounds.arrived[thread]), 1);
-  if (thread < 2) phase_init(ready_bar(thread), READY_ARRIVALS);
+  if (thread < 2) phase_init(ready_bar(thread), ARRIVALS(EPILOGUE_THREADS));
   phase_init_fence();
   __syncthreads();
   const Health health = {a.health, a.bound};

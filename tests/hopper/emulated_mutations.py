@@ -168,8 +168,8 @@ MUTATIONS = [
     Mutation(
         "ring: a slot handed back without the lanes having met (the matrix instruction gathers them)",
         "stages/weights.cuh",
-        "  __syncwarp();\n  if (lane == 0) phase_arrive(ring.empty",
-        "  if (lane == 0) phase_arrive(ring.empty",
+        "  __syncwarp();\n  if (lane < ARRIVALS(32)) phase_arrive(ring.empty",
+        "  if (lane < ARRIVALS(32)) phase_arrive(ring.empty",
         schedules=False,
         races=False,
     ),

@@ -46,15 +46,9 @@ INLINE u8* shared_bias() { return dynamic; }
 INLINE Fixed& fixed() { return *(Fixed*)(dynamic + FIXED_AT); }
 INLINE u32 ready_bar(u32 buffer) { return shared_address(&fixed().ready[buffer]); }
 
-// Who arrives on a `ready` barrier, after all epilogue threads have stored and met: one of them, and the barriers order the
-// others' stores too. A checker that does not follow that gets a build in which all arrive.
-#ifdef EVERY_ARRIVES
-#define READY_ARRIVALS EPILOGUE_THREADS
-#else
-#define READY_ARRIVALS 1
-#endif
+// After all epilogue threads have stored and met.
 INLINE void announce_ready(u32 buffer, u32 thread) {
-  if (thread < READY_ARRIVALS) phase_arrive(ready_bar(buffer));
+  if (thread < ARRIVALS(EPILOGUE_THREADS)) phase_arrive(ready_bar(buffer));
 }
 
 // Parity of the two `ready` barriers, a bit each; either side keeps its own.

@@ -7,6 +7,13 @@
 #define EPILOGUE_WARPS 8
 #define COMPUTE_WARPS 8
 #define EPILOGUE_THREADS (EPILOGUE_WARPS * 32)
+// One thread arrives on an mbarrier for all that met in front of it (a named barrier, or a warp): the order of the two holds for
+// the others' accesses too. A checker that does not follow that gets a build in which all of them arrive.
+#ifdef EVERY_ARRIVES
+#define ARRIVALS(threads) (threads)
+#else
+#define ARRIVALS(threads) 1
+#endif
 #define PAIR_THREADS ((COMPUTE_WARPS + EPILOGUE_WARPS) * 32)  // who meets at the `red` barriers
 #define THREADS (PAIR_THREADS + 128)                          // and the producer warp, alone in its warpgroup
 // Registers: 640 threads start with 96 each; attention needs more, the producer hardly any.

@@ -109,7 +109,7 @@ INLINE void multiply_chunk(float (*acc)[4], u32 slot, u32 x, u32 lane) {
 // Hands the oldest slot back to the producer.
 INLINE void release_chunk(Ring& ring, u32 lane) {
   __syncwarp();
-  if (lane == 0) phase_arrive(ring.empty + ring.slot * 8);
+  if (lane < ARRIVALS(32)) phase_arrive(ring.empty + ring.slot * 8);
   ring.advance();
 }
 
