@@ -16,9 +16,10 @@ LARGE = 0x9E3779B97F4A7C15
 
 
 def drawn(anchors: Sequence[Anchor], temperature: float, turn: int) -> list[Anchor]:
-    """The anchors with a temperature, an eighth more for each further one, and seeds that are others in every turn."""
+    """The anchors with a temperature, the second one with twice as much and so on, and seeds that are others in every
+    turn."""
     return [
-        replace(anchor, temperature=temperature * (1 + index / 8), seed=(turn * LARGE + index) % 2**64)
+        replace(anchor, temperature=temperature * (1 + index), seed=(turn * LARGE + index) % 2**64)
         for index, anchor in enumerate(anchors)
     ]
 
