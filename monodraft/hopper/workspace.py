@@ -137,7 +137,9 @@ class Workspace:
     def logits(self, rows: slice) -> torch.Tensor:
         """Corrected logits of the last step, float32 [rows, vocabulary of this rank], on the CPU."""
         assert self.corrected is not None, "keep_logits comes first"
-        return self.corrected[rows, : self.geometry.config.vocab_size].cpu()
+        return self.corrected[rows, : self.geometry.config.vocab_size].to(
+            "cpu", copy=True
+        )  # the next launch writes there
 
     def keep_logits(self) -> torch.Tensor:
         """From now on steps also store the corrected logits, float32 [rows, vocab padded], by the full Markov scan."""

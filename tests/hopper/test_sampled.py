@@ -110,6 +110,14 @@ def test_ids_are_the_references_choice_of_the_kernels_logits(on_device: bool, mx
     assert found["texts"] >= 4  # below 1e-5 all are the same
 
 
+@pytest.mark.slow
+@PLACES
+@pytest.mark.parametrize("family", ["qwen3", "minicpm5", "gemma4"])
+def test_other_families_draw_alike(on_device: bool, family: str) -> None:
+    ours, anchors = prepared(on_device, [20], small(family))
+    assert checks.choices(ours, anchors, 5)["differing"] == 0
+
+
 @PLACES
 @pytest.mark.parametrize(("block", "requests"), [(7, 2), (3, 5), (1, 16)])
 def test_requests_that_share_a_launch_draw_each_by_its_own_seed(on_device: bool, block: int, requests: int) -> None:
@@ -118,6 +126,13 @@ def test_requests_that_share_a_launch_draw_each_by_its_own_seed(on_device: bool,
     assert found["differing"] == 0
     assert found["texts"] > requests if block > 1 else found["texts"] > 4
     assert checks.companions(ours, anchors) == {"greedy": True, "sampled": True}
+
+
+@PLACES
+def test_requests_of_several_launches_keep_their_own_logits(on_device: bool) -> None:
+    ours, anchors = prepared(on_device, [20, 9, 1])
+    assert ours.geometry.requests == 1
+    assert checks.choices(ours, anchors, 1)["differing"] == 0
 
 
 def strange(name: str, weights: DraftWeights) -> DraftWeights:
