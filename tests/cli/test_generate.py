@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -267,3 +268,8 @@ def test_control_c_in_a_terminal_restores_it() -> None:
     assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h")
     styles = re.findall(rb"\x1b\[([0-9;]*)m", seen)
     assert styles[-1] in (b"0", b"")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "monodraft", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"monodraft {version('monodraft')}\n")
