@@ -11,9 +11,9 @@ import select
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
