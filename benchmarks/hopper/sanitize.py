@@ -41,7 +41,11 @@ def let_every_thread_arrive() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every-arrives", action="store_true", help="every storing thread arrives on the mbarrier")
-    if parser.parse_args().every_arrives:
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="above 0: sampled drafts, by the build that draws"
+    )
+    options = parser.parse_args()
+    if options.every_arrives:
         let_every_thread_arrive()
     config, weights = load_drafter(DRAFTER, TARGET)
     features = torch.randn(LENGTH, config.feature_size, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -52,7 +56,7 @@ def main() -> int:
         seen = []
         for form in (Form.ONE_LAUNCH, Form.CHAIN):
             drafter.step.form = form
-            (draft,) = drafter.propose([Anchor(0, 17, LENGTH)])
+            (draft,) = drafter.propose([Anchor(0, 17, LENGTH, options.temperature, seed=5)])
             seen.append(draft.tokens.tolist())
         print("w8a16" if mxfp8 else "bf16", *seen, flush=True)
         if seen[0] != seen[1]:
