@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from beside import Shadowed
+from rows import plain
 
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.weights import DraftWeights
@@ -16,12 +18,6 @@ from monodraft.hopper.step import Form
 from monodraft.reference.drafter import ReferenceDrafter
 
 ACTIVATION_SCALE = 2.0**64
-
-
-def plain(buffer: torch.Tensor) -> torch.Tensor:
-    """Activations in fragment order [rows, K] to row-major."""
-    rows, k = buffer.shape
-    return buffer.view(rows // 8, k // 32, 8, 4, 8).permute(0, 2, 1, 3, 4).reshape(rows, k)
 
 
 def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -84,12 +80,16 @@ def finished_values(config: DraftConfig, projected: torch.Tensor) -> torch.Tenso
 def stages(
     config: DraftConfig, weights: DraftWeights, mxfp8: bool, lengths: list[int], **options: object
 ) -> dict[str, float]:
-    """Relative error of every stage of one step against the reference's record, worst over the layers."""
+    """Relative error of every stage of one step against the reference's record, worst over the layers. AssertionError
+    where the drafts are not those of "What equal means"."""
     ours, theirs = pair_of(config, weights, mxfp8, **options)
     for drafter in (ours, theirs):
         anchors = committed(drafter, lengths, ours.workspace.device)
-    with theirs.recording() as record:
+    both = Shadowed(ours, theirs, weights)
+    committed(both.exact, lengths, ours.workspace.device)
+    with theirs.recording() as record, both.exact.recording() as smooth:
         wanted = theirs.propose_with_margins(anchors, logits=True)
+        both.exact.propose(anchors)
     step, buffers, g = ours.step, ours.workspace.buffers, config.block_size
     rows = len(anchors) * g
     found: dict[str, float] = {}
@@ -146,22 +146,19 @@ def stages(
                 error = difference(pool, wanted_kv)
                 name = ("context.k", "context.v")[which]
                 found[name] = max(found.get(name, 0.0), error) if error == error else error
-    found["tokens differ"] = 0.0
-    for index, (draft, proposal) in enumerate(zip(drafts, wanted, strict=True)):
-        differing = (draft.tokens != proposal.draft.tokens.cpu()).nonzero()
-        if len(differing):  # up to the first difference both saw the same tokens: is it a near tie?
-            slot = int(differing[0])
-            logits = corrected[index * g + slot, : config.vocab_size].cpu()
-            reference_logits = record["corrected_logits"][index, slot].cpu()
-            found["tokens differ"] += 1
-            found["margin there"] = float(proposal.margins[slot])
-            found["greatest logit error there"] = float((logits - reference_logits).abs().max())
+    both.compare(anchors, drafts, wanted, record["final"], smooth["final"])
+    found["rows over noise"] = both.outcome.ratio
+    found["tokens differ"] = float(len(both.outcome.near_ties))
+    if both.outcome.near_ties:
+        found["lead there"], found["bound there"] = both.outcome.near_ties[-1]
     if config.has_confidence:
         errors = [
             float((d.confidence - w.draft.confidence.cpu()).abs().max())  # type: ignore[operator,union-attr]
             for d, w in zip(drafts, wanted, strict=True)
         ]
         found["confidence abs"] = max(errors)
+    if both.refused:
+        raise AssertionError("\n".join([*both.refused, str(found)]))
     return found
 
 

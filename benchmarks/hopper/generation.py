@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from beside import Shadowed
 
 from monodraft.checkpoint import load_drafter
 from monodraft.checkpoint.config import DraftConfig
 from monodraft.checkpoint.shipped import PAIR, TARGET
 from monodraft.checkpoint.weights import DraftWeights
-from monodraft.drafter import Anchor, ContextRows, Draft
+from monodraft.drafter import Anchor, ContextRows
 from monodraft.hopper.drafter import HopperDrafter
 from monodraft.loop.pair import load_target
 from monodraft.loop.plain import compare, generate_plain
@@ -22,59 +22,13 @@ from monodraft.loop.sampling import Sampling
 from monodraft.loop.session import Session
 from monodraft.loop.speculate import Speculation, warm_up
 from monodraft.reference.drafter import ReferenceDrafter
-from monodraft.reference.sampling import scores
-
-
-class Shadowed:
-    """Drafts with `ours` and notes where `theirs` drafts otherwise, with its lead at the first difference."""
-
-    def __init__(self, ours: HopperDrafter, theirs: ReferenceDrafter) -> None:
-        self.ours, self.theirs, self.config = ours, theirs, ours.config
-        self.drafts = self.tokens = 0
-        self.differences: list[dict[str, float]] = []
-
-    def open(self, request: int) -> None:
-        self.ours.open(request), self.theirs.open(request)  # type: ignore[func-returns-value]
-
-    def close(self, request: int) -> None:
-        self.ours.close(request), self.theirs.close(request)  # type: ignore[func-returns-value]
-
-    def fork(self, source: int, request: int, length: int) -> None:
-        self.ours.fork(source, request, length), self.theirs.fork(source, request, length)  # type: ignore[func-returns-value]
-
-    def commit(self, rows: Sequence[ContextRows]) -> None:
-        self.ours.commit(rows), self.theirs.commit(rows)  # type: ignore[func-returns-value]
-
-    def propose(self, anchors: Sequence[Anchor], *, logits: bool = False) -> list[Draft]:
-        ours = self.ours.propose(anchors, logits=True)
-        theirs = self.theirs.propose_with_margins(anchors, logits=True)
-        for anchor, draft, proposal in zip(anchors, ours, theirs, strict=True):
-            wanted = proposal.draft
-            self.drafts += 1
-            self.tokens += len(draft.tokens)
-            slots = (draft.tokens != wanted.tokens.cpu()).nonzero()
-            if len(slots):
-                slot = int(slots[0])
-                assert draft.logits is not None
-                assert wanted.logits is not None
-                own, other = (
-                    scores(each[slot].cpu(), anchor.temperature, anchor.seed, anchor.position + slot)
-                    for each in (draft.logits, wanted.logits)
-                )
-                error, lead = float((own - other).abs().max()), float(proposal.margins[slot])
-                self.differences.append({"lead": lead, "greatest score error": error, "near tie": lead <= 2 * error})
-        return ours
 
 
 def shadowed(
     drafter: str, mxfp8: bool, prompts: int = 6, new_tokens: int = 96, temperature: float = 0.0, **options: Any
 ) -> dict[str, object]:
-    """Drafts over whole generations of the shipped pair that differ from the reference's, all listed.
-
-    A difference is a near tie where the reference's lead is at most twice the greatest difference of the two backends'
-    scores in that row: the sum of the errors of the two candidates. Scores are the corrected logits; sampled, over the
-    temperature and with the noise, which is the same for both. `options`: further ones of `HopperDrafter`.
-    """
+    """Drafts over whole generations of the shipped pair beside the reference's: near ties and what is refused, listed
+    (`Shadowed`). `options`: further ones of `HopperDrafter`."""
     config, weights = load_drafter(PAIR / drafter, TARGET)
     both = _both(config, weights, mxfp8, max_positions=2048, **options)
     target = load_target(TARGET, config, dtype=torch.float32, device=str(both.ours.workspace.device))
@@ -82,7 +36,7 @@ def shadowed(
     requests = _requests(target, prompts, new_tokens, temperature)
     speculation = Speculation(session, requests)
     speculation.run()
-    return _figures(both)
+    return both.figures()
 
 
 def rounds(
@@ -99,7 +53,7 @@ def rounds(
         both.commit([ContextRows(0, length, features.to(both.ours.workspace.device))])
         length += added
         both.propose([Anchor(0, int(torch.randint(0, config.vocab_size, (), generator=generator)), length)])
-    return _figures(both)
+    return both.figures()
 
 
 def _both(config: DraftConfig, weights: DraftWeights, mxfp8: bool, **options: Any) -> Shadowed:
@@ -109,18 +63,7 @@ def _both(config: DraftConfig, weights: DraftWeights, mxfp8: bool, **options: An
     theirs = ReferenceDrafter(
         config, weights, numerics, device=device, max_requests=8, ranks=int(options.get("ranks", 1))
     )
-    return Shadowed(ours, theirs)
-
-
-def _figures(both: Shadowed) -> dict[str, object]:
-    worst = [difference for difference in both.differences if not difference["near tie"]]
-    return {
-        "drafts": both.drafts,
-        "tokens": both.tokens,
-        "differing": len(both.differences),
-        "not near ties": len(worst),
-        "differences": both.differences,
-    }
+    return Shadowed(ours, theirs, weights)
 
 
 def _requests(target: object, prompts: int, new_tokens: int, temperature: float = 0.0) -> list[Request]:

@@ -153,7 +153,7 @@ def test_a_silent_cta_under_many_schedules() -> None:
 def test_whole_generations_draft_as_the_reference() -> None:
     found = generation.shadowed("drafter", True, prompts=1, new_tokens=10, emulator=Emulator(8, 1))
     assert found["drafts"] >= 2
-    assert found["not near ties"] == 0, found["differences"]
+    assert found["refused"] == []
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_whole_generations_draft_as_the_reference() -> None:
 @DRAFTERS
 def test_longer_generations_draft_as_the_reference(name: str, mxfp8: bool) -> None:
     found = generation.shadowed(name, mxfp8, prompts=3, new_tokens=64, emulator=Emulator(8, 1))
-    assert found["not near ties"] == 0, found["differences"]
+    assert found["refused"] == []
 
 
 def test_a_grid_below_the_query_rows_is_refused() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from drafts import Evidence, Outcome, check_rows, compare_draft, final_rows, outputs, unrounded
+from comparison import Evidence, Outcome, check_rows, compare_draft, heads_in_bf16, unrounded
+from drafts import final_rows, outputs
 from head_bounds import Heads
 
 from monodraft.checkpoint.config import DraftConfig
@@ -88,10 +89,3 @@ class Both:
             slot = int((ours.tokens != wanted.draft.tokens).nonzero()[0])
             self.partings.append(Parting(len(self.proposals), slot, *self.outcome.near_ties[-1]))
         self.proposals.append((ours, wanted.draft))
-
-
-def heads_in_bf16(weights: DraftWeights) -> DraftWeights:
-    """Matrices of the heads as both sides use them: bf16; biases stay as shipped."""
-    names = [f.name for f in fields(weights) if f.name.startswith(("markov", "lm_head", "confidence_weight"))]
-    found = {name: getattr(weights, name) for name in names if not name.endswith("bias")}
-    return replace(weights, **{name: value.bfloat16() for name, value in found.items() if value is not None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from intervals import Interval, U, concatenated, dot, sigmoid, stacked, tanh
+from intervals import DOUBLE, Interval, U, concatenated, dot, sigmoid, stacked, tanh
 
 from monodraft.checkpoint.config import DraftConfig, MarkovKind
 from monodraft.checkpoint.weights import DraftWeights
@@ -55,15 +55,37 @@ def possible(scores: Interval, token: int) -> bool:
 
 @dataclass(frozen=True)
 class Block:
-    """Final rows of a block, bf16 as float64 [g, H], and the ids [g] that its slots follow, the anchor's first."""
+    """Final rows of a block, bf16 as float64 [g, H], and the ids [g] that its slots follow, the anchor's first.
+
+    `factors` [g]: of a kernel that multiplies by the final norm's 1 / rms behind the linear, what it may have taken.
+    """
 
     rows: torch.Tensor
     previous: torch.Tensor
+    factors: Interval | None = None
 
     @classmethod
-    def of(cls, rows: torch.Tensor, anchor: Anchor, tokens: torch.Tensor) -> Block:
+    def of(cls, rows: torch.Tensor, anchor: Anchor, tokens: torch.Tensor, factors: Interval | None = None) -> Block:
         """The block whose drafted ids are `tokens` [g]."""
-        return cls(rows.double(), torch.cat([torch.tensor([anchor.token]), tokens[:-1]]))
+        previous = torch.cat([torch.tensor([anchor.token]), tokens[:-1].cpu()])
+        return cls(rows.double(), previous.to(rows.device), factors)
+
+    def until(self, slot: int) -> Block:
+        """Its rows up to `slot`, which is the last."""
+        factors = None if self.factors is None else self.factors[: slot + 1]
+        return Block(self.rows[: slot + 1], self.previous[: slot + 1], factors)
+
+    def row(self, slot: int) -> Block:
+        """One row alone."""
+        factors = None if self.factors is None else self.factors[slot : slot + 1]
+        return Block(self.rows[slot : slot + 1], self.previous[slot : slot + 1], factors)
+
+    @property
+    def finished(self) -> torch.Tensor:
+        """The rows with their factors, float64 [g, H]; of a factor's interval the middle."""
+        if self.factors is None:
+            return self.rows
+        return self.rows * ((self.factors.low + self.factors.high) / 2)[:, None]
 
 
 @dataclass(frozen=True)
@@ -75,10 +97,21 @@ class Heads:
 
     def logits(self, block: Block) -> Interval:
         """Corrected logits [g, V]: float32 of the sum of two bf16."""
-        above, below = self._roundings
-        rows, markov = Interval.of(block.rows), self.markov_rows(block)
+        markov = self.markov_rows(block)
         tiles = zip(self.weights.lm_head.split(IDS_AT_ONCE), self.weights.markov_w2.split(IDS_AT_ONCE), strict=True)
-        return concatenated([dot(rows, w, above).bf16() + dot(markov, w2, below).bf16() for w, w2 in tiles], 1)
+        return concatenated([self.base(block, w) + self.bias(markov, w2) for w, w2 in tiles], 1)
+
+    def base(self, block: Block, w: torch.Tensor) -> Interval:
+        """Base logits of some ids [g, n], bf16; `w`: their rows of the LM head [n, H]."""
+        return dot(Interval.of(block.rows), w, self.roundings[0]).bf16()
+
+    def exact_base(self, block: Block, w: torch.Tensor) -> torch.Tensor:
+        """The same of exact arithmetic, float64."""
+        return block.finished @ w.double().T
+
+    def bias(self, markov: Interval, w2: torch.Tensor) -> Interval:
+        """Markov biases of some ids [g, n], bf16; `w2`: their rows of w2 [n, r]."""
+        return dot(markov, w2, self.roundings[1]).bf16()
 
     def markov_rows(self, block: Block, above: Interval | None = None) -> Interval:
         """What w2 is multiplied by, bf16 [g, r]: the w1 row of the id before, or what a gate or an rnn makes of it.
@@ -93,7 +126,7 @@ class Heads:
             inner = (above + dot(e, serial, roundings) + bias).bf16()
             return (sigmoid(inner) * e).bf16()
         r = self.config.markov_rank
-        state, found = Interval.of(torch.zeros(r)), []
+        state, found = Interval.of(torch.zeros(r, device=block.rows.device)), []
         for slot in range(len(block.rows)):
             both = concatenated([state, e[slot]], 0)
             inner = (above[slot] + dot(both[None], serial, roundings)[0] + bias).bf16()
@@ -135,35 +168,42 @@ class Heads:
         """What the ids of a block are chosen by, [g, V]: logits, or with a temperature their quotients plus noise."""
         if anchor.temperature < GREEDY_BELOW:
             return logits
-        noise = _noise(anchor, range(len(logits.low)), logits.low.shape[-1])
-        return logits / anchor.temperature + Interval.around(noise, gumbel_error(noise)).float32()
+        noise = _noise(anchor, range(len(logits.low)), logits.low.shape[-1], logits.low.device)
+        return logits / anchor.temperature + Interval.around(noise, self.noise_error(noise)).float32()
+
+    def noise_error(self, noise: torch.Tensor) -> torch.Tensor:
+        """Most that the kernel's Gumbel noise differs from the reference's float32 `noise` (float64)."""
+        return gumbel_error(noise)
 
     def lead(self, kernel: Block, reference: Block, anchor: Anchor, slot: int, wanted: int, found: int) -> float:
         """Most by which the reference's score of `wanted` leads that of `found` where the kernel chose `found` instead.
 
         Both followed the same ids up to `slot`. A score is s = w . h + w2 . z, rounded. The kernel's choice says
         s'(found) >= s'(wanted), so the lead is at most (s - s')(wanted) - (s - s')(found) = (w_a - w_b) . (h - h') +
-        (w2_a - w2_b) . (z - z'), plus what either rounds. None of the kernel's logits enters.
+        (w2_a - w2_b) . (z - z'), plus what either rounds. None of the kernel's logits enters. Where base logits are
+        capped, w . h stands for its capped value.
         """
-        ids = torch.tensor([wanted, found])
+        ids = torch.tensor([wanted, found], device=self.weights.lm_head.device)
         w, w2 = self.weights.lm_head[ids].double(), self.weights.markov_w2[ids].double()
         side, z, z_kernel = w2[0] - w2[1], self._markov_row(reference, slot), self._markov_row(kernel, slot)
-        moved = (w[0] - w[1]) @ (reference.rows[slot] - kernel.rows[slot])
+        rows = reference.row(slot), kernel.row(slot)
+        towards = (self.exact_base(rows[0], w) - self.exact_base(rows[1], w))[0]
+        moved = towards[0] - towards[1]
         moved += torch.maximum(side * (z.low - z_kernel.high), side * (z.high - z_kernel.low)).sum()
-        noise = _noise(anchor, range(slot, slot + 1), self.config.vocab_size)[0, ids]
+        noise = _noise(anchor, range(slot, slot + 1), self.config.vocab_size, ids.device)[0, ids]
         errors = torch.zeros_like(noise)
-        for row, markov in ((reference.rows[slot], z), (kernel.rows[slot], z_kernel)):
-            errors += self._score_errors((w, w2), (Interval.of(row), markov), anchor, noise)
+        for row, markov in zip(rows, (z, z_kernel), strict=True):
+            errors += self._score_errors((w, w2), (row, markov), anchor, noise)
         return float(moved / _divisor(anchor) + errors.sum())
 
     def _markov_row(self, block: Block, slot: int) -> Interval:
         """`markov_rows` of one slot."""
-        return self.markov_rows(Block(block.rows[: slot + 1], block.previous[: slot + 1]))[slot]
+        return self.markov_rows(block.until(slot))[slot]
 
     def _score_errors(
         self,
         sides: tuple[torch.Tensor, torch.Tensor],
-        inputs: tuple[Interval, Interval],
+        inputs: tuple[Block, Interval],
         anchor: Anchor,
         noise: torch.Tensor,
     ) -> torch.Tensor:
@@ -171,19 +211,21 @@ class Heads:
 
         `sides`: their rows of the LM head and of w2; `inputs`: what these are multiplied by; `noise` theirs [n].
         """
-        most, errors = torch.zeros_like(noise), torch.zeros_like(noise)
-        for matrix, x, roundings in zip(sides, inputs, self._roundings, strict=True):
-            raw = dot(x[None], matrix, roundings)[0]
-            most += raw.magnitude
-            errors += (raw.high - raw.low) / 2 + half_bf16(raw.magnitude)
+        (w, w2), (block, markov) = sides, inputs
+        base, exact = self.base(block, w)[0], self.exact_base(block, w)[0]
+        raw = dot(markov[None], w2, self.roundings[1])[0]
+        most = exact.abs() + raw.magnitude
+        errors = torch.maximum(base.high - exact, exact - base.low)
+        errors += w.shape[1] * DOUBLE * (block.finished.abs() @ w.abs().T)[0]
+        errors += (raw.high - raw.low) / 2 + half_bf16(raw.magnitude)
         errors += U * (most + errors)
         if anchor.temperature < GREEDY_BELOW:
             return errors
         most = (most + errors) / _divisor(anchor)
-        return errors / _divisor(anchor) + U * most + gumbel_error(noise) + U * (most + noise.abs())
+        return errors / _divisor(anchor) + U * most + self.noise_error(noise) + U * (most + noise.abs())
 
     @property
-    def _roundings(self) -> tuple[int, int]:
+    def roundings(self) -> tuple[int, int]:
         """Of a term of the LM head's and of w2's sums."""
         return tile_roundings(self.config.hidden_size), self.config.markov_rank // UNIT
 
@@ -193,7 +235,6 @@ def _divisor(anchor: Anchor) -> float:
     return float(torch.tensor(anchor.temperature, dtype=torch.float32)) if anchor.temperature >= GREEDY_BELOW else 1.0
 
 
-def _noise(anchor: Anchor, slots: range, count: int) -> torch.Tensor:
+def _noise(anchor: Anchor, slots: range, count: int, device: torch.device) -> torch.Tensor:
     """The reference's Gumbel noise of ids 0 .. count - 1 in some slots, float32 as float64 [slots, count]."""
-    device = torch.device("cpu")
     return torch.stack([gumbel(anchor.seed, anchor.position + slot, count, device) for slot in slots]).double()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafts import Conversation, Evidence, Outcome, check_rows, compare_draft, unrounded
+from comparison import Evidence, Outcome, check_rows, compare_draft, unrounded
+from drafts import Conversation
 from head_bounds import Heads
 
 from monodraft.checkpoint.config import Family, MarkovKind

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafts import Evidence, Outcome, check_rows, compare_draft, final_rows
+from comparison import Evidence, Outcome, check_rows, compare_draft
+from drafts import final_rows
 from head_bounds import Heads
 
 import monodraft.executor as ex
