@@ -18,12 +18,12 @@ from monodraft.device import words as dw
 from monodraft.device.bf16 import UNIT, mma_bf16
 from monodraft.device.geometry import TILE_ROWS
 from monodraft.device.memory import load_words, resource
-from monodraft.device.numbers import pack_pairs
+from monodraft.device.numbers import pack_pairs, unpack_pairs
 from monodraft.plan.layout import pool_bytes
 from monodraft.plan.lds import PAD
 from monodraft.stages.attention_shares import join, largest, largest_of_splits, store_partial
 from monodraft.stages.exchange import publish_stage, wait_stage
-from monodraft.stages.heads import VALUES, head_weights, lane_values, lanes_of, normed_and_rotated
+from monodraft.stages.heads import VALUES, head_words, lane_values, lanes_of, normed_and_rotated
 from monodraft.stages.scope import Step
 
 NOTHING = float("-inf")
@@ -61,25 +61,39 @@ def attention(step: Step, layer: Any) -> None:
     """Attention of one layer: local `qkv` and the pool to local `attention`."""
     shape = step.shape
     window = dw.first_lane(dw.ld(step.weights.at("windows"), layer))
+    held = norm_words(step, layer, fx.Int32(step.cta))
     wait_stage(step, "attention", "qkv", layer)
     starts = step.local.at("starts")
-    for index in range(step.cta, shape.requests * shape.kv_heads * shape.key_splits, shape.ctas):
+    for index in range(step.cta, tasks_of(step), shape.ctas):
         pair, split = fx.Int32(index) // shape.key_splits, fx.Int32(index) % shape.key_splits
         request = pair // shape.kv_heads
         start = dw.first_lane(dw.ld(starts, request))
         task = Task(step, layer, request, pair % shape.kv_heads, start, split)
-        gather_block(task)
+        gather_block(task, held)
         gpu.barrier()
         attend_tiles(task, window)
+        held = norm_words(step, layer, fx.Int32(index) + shape.ctas)
         gpu.barrier()
     publish_stage(step, "attention", layer)
     if fx.const_expr(shape.key_splits > 1):
         join(step, layer)
 
 
-def gather_block(task: Task) -> None:
-    """Queries and block keys, normed and rotated, to LDS `vectors`; block values, transposed, to LDS `values`."""
-    gather_vectors(task)
+def tasks_of(step: Step) -> int:
+    """Tasks of attention: shares of the keys of every request and K/V head."""
+    return step.shape.requests * step.shape.kv_heads * step.shape.key_splits
+
+
+def norm_words(step: Step, layer: Any, task: Any) -> list[Any]:
+    """`head_words` of the queries' and the keys' norms for a task, one after the other; nothing past the last task."""
+    exists = task < tasks_of(step)
+    return [word for name in ("q_norm", "k_norm") for word in head_words(step, name, layer, exists)]
+
+
+def gather_block(task: Task, held: Sequence[Any]) -> None:
+    """Queries and block keys, normed and rotated, to LDS `vectors`; block values, transposed, to LDS `values`.
+    `held`: the task's `norm_words`."""
+    gather_vectors(task, held)
     gather_values(task)
 
 
@@ -89,13 +103,14 @@ def qkv_resource(task: Task) -> tuple[Any, int]:
     return resource(task.step.local.at("qkv"), shape.rows * shape.qkv_size * 2), shape.qkv_size * 2
 
 
-def gather_vectors(task: Task) -> None:
+def gather_vectors(task: Task, held: Sequence[Any]) -> None:
     """Vector v < 16 row_tiles: query of head v // block, row v % block, zeros past the last; then 32 block keys."""
     shape, step = task.step.shape, task.step
     lanes, queries = lanes_of(shape.head), shape.row_tiles * TILE_ROWS
     at_once = step.geo.threads // lanes
     raw, row_bytes = qkv_resource(task)
-    weights = [head_weights(step, name, task.layer) for name in ("q_norm", "k_norm")]
+    words_each = VALUES // 2
+    weights = unpack_pairs(held[:words_each]), unpack_pairs(held[words_each:])
     dim = fx.thread_idx.x % lanes * VALUES
     for first in range(0, queries + UNIT, at_once):
         vector = fx.thread_idx.x // lanes + first

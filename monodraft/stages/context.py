@@ -10,11 +10,11 @@ from flydsl.expr import gpu
 
 from monodraft.device import words as dw
 from monodraft.device.memory import load_words, resource
-from monodraft.device.numbers import pack_pairs
+from monodraft.device.numbers import pack_pairs, unpack_pairs
 from monodraft.plan.layout import pool_bytes
 from monodraft.plan.shape import MX_BLOCK, TILE
 from monodraft.stages.exchange import publish_stage, wait_stage
-from monodraft.stages.heads import VALUES, head_weights, lane_values, lanes_of, normed_and_rotated
+from monodraft.stages.heads import VALUES, head_words, lane_values, lanes_of, normed_and_rotated
 from monodraft.stages.linear import bf16_tile, quantised_tokens, store_tile, tile_operands, tile_partials
 from monodraft.stages.rows import normed_rows, quantised, stored
 from monodraft.stages.scope import Step
@@ -50,10 +50,10 @@ def project_tile(step: Step, tile: Any) -> None:
 
 def norm_context(step: Step) -> None:
     """hidden_norm of `fc_rows`, quantised to `context8`."""
+    weights = dw.norm_w(step.geo, step.weights.at("hidden_norm"))
     wait_stage(step, "context_norm", "fc")
-    weight = step.weights.at("hidden_norm")
     source, store = stored(step, "fc_rows"), quantised(step, "context8")
-    normed_rows(step, step.shape.context_rows, source, weight, store, add=False)
+    normed_rows(step, step.shape.context_rows, source, weights, store, add=False)
     publish_stage(step, "context_norm")
 
 
@@ -98,13 +98,23 @@ def context_tile(step: Step, layer: Any, tile: Any, held: Sequence[Any]) -> None
 def write_pool(step: Step) -> None:
     """Norm and RoPE of the keys; keys [page][kv head][slot][D] and values [page][kv head][D][slot] to the pool."""
     shape = step.shape
+    held = key_weights(step, fx.Int32(step.cta))
     wait_stage(step, "pool", "context_kv")
     count = dw.first_lane(dw.ld(step.local.at("context_count"), fx.Int32(0)))
     for task in range(step.cta, shape.layers * shape.kv_heads, shape.ctas):
         layer, head = fx.Int32(task) // shape.kv_heads, fx.Int32(task) % shape.kv_heads
-        write_keys(step, layer, head, count)
+        write_keys(step, layer, head, count, held)
+        held = key_weights(step, fx.Int32(task) + shape.ctas)
         write_values(step, layer, head, count)
     publish_stage(step, "pool")
+
+
+def key_weights(step: Step, task: Any) -> list[Any]:
+    """`head_words` of the keys' norm in a task of `write_pool`; nothing is read past the last task."""
+    shape = step.shape
+    exists = task < shape.layers * shape.kv_heads
+    layer = exists.select(task // shape.kv_heads, fx.Int32(0))
+    return head_words(step, "k_norm", layer, exists)
 
 
 def raw_rows(step: Step) -> tuple[Any, int]:
@@ -121,8 +131,8 @@ def slot_of(step: Step, row: Any) -> tuple[Any, Any]:
     return place // step.shape.page_size, place % step.shape.page_size
 
 
-def write_keys(step: Step, layer: Any, head: Any, count: Any) -> None:
-    """Keys of one layer and K/V head: row tid / lanes, 16 bytes a lane."""
+def write_keys(step: Step, layer: Any, head: Any, count: Any, held: Sequence[Any]) -> None:
+    """Keys of one layer and K/V head: row tid / lanes, 16 bytes a lane. `held`: the task's `key_weights`."""
     shape, lanes = step.shape, lanes_of(step.shape.head)
     row, dim = fx.thread_idx.x // lanes, fx.thread_idx.x % lanes * VALUES
     raw, row_bytes = raw_rows(step)
@@ -130,7 +140,7 @@ def write_keys(step: Step, layer: Any, head: Any, count: Any) -> None:
     values = lane_values(raw, row * row_bytes + column, dw.CM_DEV)
     positions = resource(step.local.at("context_positions"), 4 * TILE)
     position = load_words(positions, row * 4, 4, 0)[0]
-    key = normed_and_rotated(step, values, head_weights(step, "k_norm", layer), position)
+    key = normed_and_rotated(step, values, unpack_pairs(held), position)
     page, slot = slot_of(step, row)
     size = pool_bytes(shape)
     place = (((page * shape.kv_heads + head) * shape.page_size + slot) * shape.head + dim) // 2

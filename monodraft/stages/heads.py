@@ -74,16 +74,17 @@ def _eight_floats(where: Any, offset: Any) -> list[Any]:
     return [word.bitcast(fx.Float32) for word in load_words(where, offset, 32, 0)]
 
 
-def head_weights(step: Step, name: str, layer: Any) -> list[Any]:
-    """This lane's 8 weights of head norm `name`."""
+def head_words(step: Step, name: str, layer: Any, exists: Any) -> list[Any]:
+    """This lane's 8 weights of head norm `name` as 4 bf16-pair words; zeros, and no bytes read, without `exists`."""
     head = step.shape.head
     where = resource(step.weights.at(name, layer), 2 * head)
-    return lane_values(where, fx.thread_idx.x % lanes_of(head) * (2 * VALUES), 0)
+    place = exists.select(fx.thread_idx.x % lanes_of(head) * (2 * VALUES), fx.Int32(2 * head))
+    return load_words(where, place, 16, 0)
 
 
 __all__ = [
     "VALUES",
-    "head_weights",
+    "head_words",
     "lane_values",
     "lanes_of",
     "normed_and_rotated",

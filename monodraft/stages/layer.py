@@ -32,8 +32,8 @@ def matrix(step: Step, name: str, layer: Any, row: int = 0, k: int = 0) -> Matri
 
 def embed(step: Step) -> None:
     """Embedding rows and the first input norm: local `x8`."""
-    weight = step.weights.at("input_norm", 0)
-    normed_rows(step, step.shape.rows, embedded(step), weight, quantised(step, "x8"), add=False)
+    weights = dw.norm_w(step.geo, step.weights.at("input_norm", 0))
+    normed_rows(step, step.shape.rows, embedded(step), weights, quantised(step, "x8"), add=False)
     publish_stage(step, "embed", 0)
 
 
@@ -169,9 +169,9 @@ def reduced_region(step: Step, linear: str) -> str:
 
 def post(step: Step, layer: Any) -> None:
     """All-reduce of o, residual, the norm before the FFN: local `x8`."""
-    weight = step.weights.at("post_norm", layer)
+    weights = dw.norm_w(step.geo, step.weights.at("post_norm", layer))
     source, store = reduced(step, "post", reduced_region(step, "o"), layer), quantised(step, "x8")
-    normed_rows(step, step.shape.rows, source, weight, store, add=True)
+    normed_rows(step, step.shape.rows, source, weights, store, add=True)
     publish_stage(step, "post", layer)
 
 
@@ -183,6 +183,7 @@ def next_input(step: Step, layer: Any) -> None:
     last = layer == step.shape.layers - 1
     following = last.select(fx.Int32(0), layer + 1)
     weight = last.select(step.weights.at("final_norm"), step.weights.at("input_norm", following))
+    weights = dw.norm_w(step.geo, weight)
     quantise, keep = quantised(step, "x8"), plain(step, "final")
 
     def store(t: Any, values: Values) -> None:
@@ -190,6 +191,6 @@ def next_input(step: Step, layer: Any) -> None:
         keep(t, values)
 
     normed_rows(
-        step, step.shape.rows, reduced(step, "input", reduced_region(step, "down"), layer), weight, store, add=True
+        step, step.shape.rows, reduced(step, "input", reduced_region(step, "down"), layer), weights, store, add=True
     )
     publish_stage(step, "input", layer + 1)

@@ -22,7 +22,14 @@ from monodraft.plan.lds import LANES
 from monodraft.plan.shape import TILE
 from monodraft.stages.exchange import wait_stage
 from monodraft.stages.linear import bf16_group, bf16_tile
-from monodraft.stages.markov_inner import bias_operands, clear_state, serial_part
+from monodraft.stages.markov_inner import (
+    bias_operands,
+    clear_state,
+    hidden_ahead,
+    hidden_part,
+    serial_ahead,
+    serial_part,
+)
 from monodraft.stages.scope import Step
 
 NOTHING = float("-inf")
@@ -37,10 +44,14 @@ Pick = tuple[Any, Any]
 def lm_head(step: Step) -> None:
     """Base logits of this CTA's vocabulary tiles: bf16 as Float32 to local `base` [tile][token][row]; own CTA reads.
 
-    The first weights are requested before the wait for the rows, those of the next tile behind a tile.
+    The first weights are requested before the wait for the rows, those of the next tile behind a tile. So are those of
+    the inner linear of a gated or rnn head, which goes first: its hand-off is over when the base logits are done.
     """
+    inner = hidden_ahead(step, fx.Int32(step.cta))
     held = base_ahead(step, fx.Int32(step.cta))
     wait_stage(step, "lm_head", "input", 0, of=step.shape.layers)
+    if fx.const_expr(step.shape.inner_rows > 0):
+        hidden_part(step, inner)
     for tile in range(step.cta, step.shape.vocab_tiles, step.shape.ctas):
         base_tile(step, fx.Int32(tile), held)
         held = base_ahead(step, fx.Int32(tile) + step.shape.ctas)
@@ -79,31 +90,48 @@ def own_stores_done() -> None:
     gpu.barrier()
 
 
+def chain_ahead(step: Step, slot: Any) -> list[Any]:
+    """What a slot multiplies first, and nothing from slot `block` on: this wave's first rows of w2, then of the serial
+    columns of the inner linear."""
+    exists = slot < step.shape.block
+    bias_tiles, inner_tiles = (
+        exists.select(fx.Int32(tiles), fx.Int32(0)) for tiles in (step.shape.vocab_tiles, step.shape.inner_rows // TILE)
+    )
+    bias = bias_ahead(step, first_bias_tile(step), bias_tiles)
+    return bias + serial_ahead(step, dw.wave(), inner_tiles)
+
+
 @dw.traced
-def chain(step: Step) -> None:
-    """Slot after slot: bias of the last token, this CTA's best, exchange, the next token. Ids end in LDS `chosen`."""
+def chain(step: Step, held: Sequence[Any]) -> list[Any]:
+    """Slot after slot: bias of the last token, this CTA's best, exchange, the next token. Ids end in LDS `chosen`.
+
+    `held`: `chain_ahead` of slot 0. Gives `confidence_ahead` of this CTA's first row, requested before the last wait.
+    """
     shape = step.shape
     anchors = dw.ld(step.local.at("anchors"), fx.thread_idx.x % TILE)
     if fx.const_expr(shape.config.markov is MarkovKind.RNN):
         clear_state(step)
     first_ids(step, anchors)
-    held = bias_ahead(step, first_bias_tile(step), fx.Int32(shape.vocab_tiles))
+    weights = confidence_ahead(step, fx.Int32(shape.rows))
     gpu.barrier()
     for slot in range(fx.Int32(0), fx.Int32(shape.block), fx.Int32(1)):
-        held = draft_slot(step, fx.Int32(slot), held)
+        held, weights = draft_slot(step, fx.Int32(slot), held)
         gpu.barrier()
+    return weights
 
 
-def draft_slot(step: Step, slot: Any, held: Sequence[Any]) -> list[Any]:
-    """One slot of the chain; `held`: the rows of w2 of this wave's first tile. Gives those of the next slot, asked for
-    before the wait for the candidates."""
+def draft_slot(step: Step, slot: Any, held: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """One slot of the chain; `held`: its `chain_ahead`. Gives that of the next slot, and after the last one the
+    `confidence_ahead` of this CTA's first row: both requested before the wait for the candidates."""
+    rows_of_w2 = step.shape.markov_rank // UNIT
     if step.shape.inner_rows:
-        serial_part(step.pinned(slot), slot)
-    offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot, held))
-    tiles = (slot + 1 < step.shape.block).select(fx.Int32(step.shape.vocab_tiles), fx.Int32(0))
-    held = bias_ahead(step.pinned(slot), first_bias_tile(step), tiles)
+        serial_part(step.pinned(slot), slot, held[rows_of_w2:])
+    offer(step.pinned(slot), slot, best_of_tiles(step.pinned(slot), slot, held[:rows_of_w2]))
+    held = chain_ahead(step.pinned(slot), slot + 1)
+    last = slot + 1 == step.shape.block
+    weights = confidence_ahead(step.pinned(slot), last.select(fx.Int32(step.cta), fx.Int32(step.shape.rows)))
     take(step.pinned(slot), slot)
-    return held
+    return held, weights
 
 
 def first_bias_tile(step: Step) -> Any:
@@ -329,36 +357,52 @@ def settle(step: Step, slot: Any, request: int, chosen: Any) -> None:
 
 
 @dw.traced
-def confidence(step: Step) -> None:
-    """Logit of P(accepted) of every query row: p . [h; w1 row of the previous id] + b, Float32; the CTA's own rows."""
+def confidence(step: Step, held: Sequence[Any]) -> None:
+    """Logit of P(accepted) of every query row: p . [h; w1 row of the previous id] + b, Float32; the CTA's own rows.
+    `held`: `confidence_ahead` of the first."""
     for t in range(step.cta, step.shape.rows, step.shape.ctas):
-        confidence_row(step, fx.Int32(t))
+        confidence_row(step, fx.Int32(t), held)
+        held = confidence_ahead(step, fx.Int32(t) + step.shape.ctas)
 
 
-def confidence_row(step: Step, t: Any) -> None:
-    """Confidence of query row `t`."""
+def confidence_ahead(step: Step, t: Any) -> list[Any]:
+    """Weights of query row `t`: the bias, then a thread's 16 of the hidden part and (with_markov) of w1's, as words;
+    nothing is read past the last row. Empty without a confidence head."""
     shape = step.shape
+    if not shape.config.has_confidence:
+        return []
+    exists = t < shape.rows
+    bias = load_words(resource(step.weights.at("confidence_bias"), 4), exists.select(fx.Int32(0), fx.Int32(4)), 4, 0)
     weight = step.weights.at("confidence")
-    bias = dw.ld(step.weights.at("confidence_bias"), fx.Int32(0), dtype=fx.Float32)
+    words = bias + sixteen_weights(weight, shape.hidden, exists)
+    if shape.config.confidence_with_markov:
+        words += sixteen_weights(weight + 2 * shape.hidden, shape.markov_rank, exists)
+    return words
+
+
+def sixteen_weights(weight: Any, size: int, exists: Any) -> list[Any]:
+    """A thread's 16 values of bf16 weight[size] as 8 words; zeros, and no bytes read, where they do not exist."""
+    place = exists.select(fx.thread_idx.x * 32, fx.Int32(2 * size))
+    return load_words(resource(weight, 2 * size), place, 32, 0)
+
+
+def confidence_row(step: Step, t: Any, held: Sequence[Any]) -> None:
+    """Confidence of query row `t`; `held`: its `confidence_ahead`."""
+    shape = step.shape
     request, slot = t // shape.block, t % shape.block
-    total = dot_row(step.local.at("final"), t, weight, shape.hidden, dw.CM_DEV)
+    total = dot_row(step.local.at("final"), t, held[1:9], shape.hidden, dw.CM_DEV)
     if shape.config.confidence_with_markov:
         previous = dw.first_lane(fx.ptr_load(step.lds.chosen + slot * TILE + request))
-        tail = weight + 2 * shape.hidden
-        total = total + dot_row(step.weights.at("markov_w1"), previous, tail, shape.markov_rank, 0)
-    result = cta_sum(step, total) + bias
+        total = total + dot_row(step.weights.at("markov_w1"), previous, held[9:], shape.markov_rank, 0)
+    result = cta_sum(step, total) + held[0].bitcast(fx.Float32)
     place = (fx.thread_idx.x == 0).select(t, fx.Int32(shape.rows))
     dw.st(step.local.at("confidence"), place, result, nbytes=4 * shape.rows)
 
 
-def dot_row(rows: Any, t: Any, weight: Any, size: int, cm: int) -> Any:
-    """A thread's part of bf16 row `t` of rows[..][size] times bf16 weight[size], Float32: 16 values a thread."""
+def dot_row(rows: Any, t: Any, weights: Sequence[Any], size: int, cm: int) -> Any:
+    """A thread's part of bf16 row `t` of rows[..][size] times `sixteen_weights`, Float32."""
     row = resource(row_base(rows, t, 2 * size), 2 * size)
-    place = fx.thread_idx.x * 32
-    x, w = (
-        unpack_pairs(load_words(row, place, 32, cm)),
-        unpack_pairs(load_words(resource(weight, 2 * size), place, 32, 0)),
-    )
+    x, w = unpack_pairs(load_words(row, fx.thread_idx.x * 32, 32, cm)), unpack_pairs(weights)
     total = x[0] * w[0]
     for a, b in zip(x[1:], w[1:], strict=True):
         total = fx.fma(a, b, total)

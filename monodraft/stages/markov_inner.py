@@ -6,6 +6,7 @@ makes (e, or the state s and e) are few: every CTA multiplies them again in ever
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flydsl.expr as fx
@@ -21,7 +22,7 @@ from monodraft.plan.lds import PAD
 from monodraft.plan.shape import TILE
 from monodraft.stages.exchange import publish_stage
 from monodraft.stages.layer import sigmoid
-from monodraft.stages.linear import bf16_tile
+from monodraft.stages.linear import bf16_group, bf16_tile
 from monodraft.stages.scope import Step
 
 SMALL = 0.1
@@ -29,18 +30,35 @@ SMALL = 0.1
 
 
 @dw.traced
-def hidden_part(step: Step) -> None:
-    """Inner linear of the final rows: Float32 sums, not rounded, to local `inner` [tile][token][row]."""
+def hidden_part(step: Step, held: Sequence[Any]) -> None:
+    """Inner linear of the final rows: Float32 sums, not rounded, to local `inner` [tile][token][row]. `held`: the
+    `hidden_ahead` of this CTA's first tile."""
     for tile in range(step.cta, step.shape.inner_rows // TILE, step.shape.ctas):
-        hidden_tile(step, fx.Int32(tile))
+        hidden_tile(step, fx.Int32(tile), held)
+        held = hidden_ahead(step, fx.Int32(tile) + step.shape.ctas)
     publish_stage(step, "inner")
 
 
-def hidden_tile(step: Step, tile: Any) -> None:
-    """One tile of `hidden_part`."""
+def hidden_weights(step: Step, tile: Any) -> Any:
+    """Address of the rows of a tile of `hidden_part`."""
+    return step.weights.at("markov_inner_hidden") + fx.Int64(tile) * (TILE * step.shape.hidden * 2)
+
+
+def hidden_ahead(step: Step, tile: Any) -> list[Any]:
+    """The first weight operands of a tile of `hidden_part`; nothing is read past the last tile. Empty for a vanilla
+    head."""
+    if not step.shape.inner_rows:
+        return []
+    exists = tile < step.shape.inner_rows // TILE
+    return bf16_group(step, hidden_weights(step, exists.select(tile, fx.Int32(0))), step.shape.hidden, 0, exists)
+
+
+def hidden_tile(step: Step, tile: Any, held: Sequence[Any]) -> None:
+    """One tile of `hidden_part`; `held`: its `hidden_ahead`."""
     shape, tile_bytes = step.shape, 4 * TILE * TILE
-    weights = step.weights.at("markov_inner_hidden") + fx.Int64(tile) * (TILE * shape.hidden * 2)
-    acc = bf16_tile(step, weights, step.local.at("final"), shape.hidden, shape.rows)
+    acc = bf16_tile(
+        step, hidden_weights(step, tile), step.local.at("final"), shape.hidden, shape.rows, held=held
+    )  # fmt: skip
     dw.red_store(step.geo, step.lds.red, 0, acc)
     gpu.barrier()
     place = fx.thread_idx.x % (TILE * TILE)
@@ -64,11 +82,12 @@ def clear_state(step: Step) -> None:
     gpu.barrier()
 
 
-def serial_part(step: Step, slot: Any) -> None:
-    """One slot: e of the last id, the inner linear, then what w2 is multiplied by, to LDS `bias_input`."""
+def serial_part(step: Step, slot: Any, held: Sequence[Any]) -> None:
+    """One slot: e of the last id, the inner linear, then what w2 is multiplied by, to LDS `bias_input`. `held`: the
+    `serial_ahead` of this wave's first tile."""
     fetch_embedding(step, slot)
     gpu.barrier()
-    inner_tiles(step, slot)
+    inner_tiles(step, slot, held)
     gpu.barrier()
     gate(step)
     gpu.barrier()
@@ -89,23 +108,43 @@ def fetch_embedding(step: Step, slot: Any) -> None:
 
 
 @dw.traced
-def inner_tiles(step: Step, slot: Any) -> None:
-    """bf16(hidden part + serial part + bias) as Float32 to LDS `inner` [row][request]; a wave a tile."""
+def inner_tiles(step: Step, slot: Any, held: Sequence[Any]) -> None:
+    """bf16(hidden part + serial part + bias) as Float32 to LDS `inner` [row][request]; a wave a tile. `held`: the
+    `serial_ahead` of the first."""
+    tiles = fx.Int32(step.shape.inner_rows // TILE)
     for tile in range(dw.wave(), step.shape.inner_rows // TILE, step.geo.waves):
-        inner_tile(step, slot, fx.Int32(tile))
+        inner_tile(step, slot, fx.Int32(tile), held)
+        held = serial_ahead(step, fx.Int32(tile) + step.geo.waves, tiles)
 
 
-def inner_tile(step: Step, slot: Any, tile: Any) -> None:
-    """One tile of 16 rows: lane l holds rows 4 (l // 16) .. + 3 of request l % 16."""
+def serial_operands(step: Step) -> int:
+    """Operands of one tile of the inner linear's serial columns; 0 for a vanilla head."""
+    return step.shape.inner_depth // UNIT if step.shape.inner_rows else 0
+
+
+def serial_ahead(step: Step, tile: Any, tiles: Any) -> list[Any]:
+    """Weight operands of one tile of the serial columns, 16 rows; nothing is read from tile `tiles` on. Empty for a
+    vanilla head."""
+    row_bytes = 2 * step.shape.inner_depth
+    if not serial_operands(step):
+        return []
+    exists = tile < tiles
+    rows = step.weights.at("markov_inner_serial") + fx.Int64(exists.select(tile, fx.Int32(0))) * (TILE * row_bytes)
+    weights = resource(rows, TILE * row_bytes)
+    place = dw.lane() % TILE * row_bytes + 16 * (dw.lane() // TILE_ROWS)
+    place = exists.select(place, fx.Int32(TILE * row_bytes))
+    units = range(serial_operands(step))
+    return [fx.Vector.from_elements(load_words(weights, place + 2 * UNIT * i, 16, 0), fx.Int32) for i in units]
+
+
+def inner_tile(step: Step, slot: Any, tile: Any, held: Sequence[Any]) -> None:
+    """One tile of 16 rows: lane l holds rows 4 (l // 16) .. + 3 of request l % 16. `held`: its `serial_ahead`."""
     shape = step.shape
     column, part = dw.lane() % TILE, dw.lane() // TILE_ROWS
-    row_bytes = 2 * shape.inner_depth
-    weights = resource(step.weights.at("markov_inner_serial") + fx.Int64(tile) * (TILE * row_bytes), TILE * row_bytes)
     acc = fx.Vector.filled(4, 0.0, fx.Float32)
     serial = lds_operands(step.lds.serial, serial_words(step), shape.inner_depth, shape.requests, column, part)
-    for i, operand in enumerate(serial):
-        words = load_words(weights, column * row_bytes + 16 * part + 2 * UNIT * i, 16, 0)
-        acc = mma_bf16(acc, fx.Vector.from_elements(words, fx.Int32), operand)
+    for rows, operand in zip(held, serial, strict=True):
+        acc = mma_bf16(acc, rows, operand)
     token = (column < shape.requests).select(column * shape.block + slot, fx.Int32(0))
     base = resource(step.local.at("inner") + fx.Int64(tile) * (4 * TILE * TILE), 4 * TILE * TILE)
     hidden = load_words(base, (token * TILE + 4 * part) * 4, 16, dw.CM_DEV)

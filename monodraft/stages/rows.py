@@ -22,16 +22,16 @@ def normed_rows(
     step: Step,
     count: Any,
     source: Callable[[Any], Values],
-    weight: Any,
+    weights: Sequence[Any],
     store: Callable[[Any, Values], None],
     add: bool,
 ) -> None:
-    """`store(t, values)` of every own row t below `count`: its norm with the weights at `weight`.
+    """`store(t, values)` of every own row t below `count`: its norm with `weights`, `dw.norm_w` of them, which the
+    caller requests before it waits for anything.
 
     `source(t)` gives a thread's 16 values, added to the residual with `add`; the sum becomes the new residual.
     """
     shape = step.shape
-    weights = dw.norm_w(step.geo, weight)
     for row in range(step.cta, count, shape.ctas):
         t = fx.Int32(row)
         residual = step.lds.residual + t // shape.ctas * (step.geo.waves * LANES * RESIDUAL_WORDS)

@@ -13,7 +13,7 @@ from monodraft.device.health import MARK_BITS
 from monodraft.plan.lds import lds_map
 from monodraft.plan.shape import StepShape
 from monodraft.plan.step import Plan
-from monodraft.stages import context, layer, markov, markov_inner
+from monodraft.stages import context, layer, markov
 from monodraft.stages.attention import attention
 from monodraft.stages.exchange import wait_stage
 from monodraft.stages.scope import Lds, Memory, Step, blocks
@@ -33,12 +33,12 @@ def draft_step(step: Step, layers: Any) -> None:
             wait_stage(step, "context_ready", "pool")
         decoder(step, layers)
         markov.lm_head(step.pinned(layers))
+        ahead = markov.chain_ahead(step.pinned(layers), fx.Int32(0))
         if shape.inner_rows:
-            markov_inner.hidden_part(step.pinned(layers))
             wait_stage(step, "inner_ready", "inner")
-        markov.chain(step)
+        confidence_weights = markov.chain(step, ahead)
         if shape.config.has_confidence:
-            markov.confidence(step.pinned(layers))
+            markov.confidence(step.pinned(layers), confidence_weights)
     finish(step)
 
 
