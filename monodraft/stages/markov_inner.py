@@ -123,8 +123,8 @@ def serial_operands(step: Step) -> int:
 
 
 def serial_ahead(step: Step, tile: Any, tiles: Any) -> list[Any]:
-    """Weight operands of one tile of the serial columns, 16 rows; nothing is read from tile `tiles` on. Empty for a
-    vanilla head."""
+    """Weight operands of one tile of the serial columns, 16 rows, and the bias of this lane's four rows; nothing is
+    read from tile `tiles` on. Empty for a vanilla head."""
     row_bytes = 2 * step.shape.inner_depth
     if not serial_operands(step):
         return []
@@ -134,7 +134,11 @@ def serial_ahead(step: Step, tile: Any, tiles: Any) -> list[Any]:
     place = dw.lane() % TILE * row_bytes + 16 * (dw.lane() // TILE_ROWS)
     place = exists.select(place, fx.Int32(TILE * row_bytes))
     units = range(serial_operands(step))
-    return [fx.Vector.from_elements(load_words(weights, place + 2 * UNIT * i, 16, 0), fx.Int32) for i in units]
+    operands = [fx.Vector.from_elements(load_words(weights, place + 2 * UNIT * i, 16, 0), fx.Int32) for i in units]
+    nbytes = 4 * step.shape.inner_rows
+    bias = resource(step.weights.at("markov_inner_bias"), nbytes)
+    where = exists.select((tile * TILE + 4 * (dw.lane() // TILE_ROWS)) * 4, fx.Int32(nbytes))
+    return [*operands, fx.Vector.from_elements(load_words(bias, where, 16, 0), fx.Int32)]
 
 
 def inner_tile(step: Step, slot: Any, tile: Any, held: Sequence[Any]) -> None:
@@ -143,15 +147,13 @@ def inner_tile(step: Step, slot: Any, tile: Any, held: Sequence[Any]) -> None:
     column, part = dw.lane() % TILE, dw.lane() // TILE_ROWS
     acc = fx.Vector.filled(4, 0.0, fx.Float32)
     serial = lds_operands(step.lds.serial, serial_words(step), shape.inner_depth, shape.requests, column, part)
-    for rows, operand in zip(held, serial, strict=True):
+    for rows, operand in zip(held[:-1], serial, strict=True):
         acc = mma_bf16(acc, rows, operand)
     token = (column < shape.requests).select(column * shape.block + slot, fx.Int32(0))
     base = resource(step.local.at("inner") + fx.Int64(tile) * (4 * TILE * TILE), 4 * TILE * TILE)
     hidden = load_words(base, (token * TILE + 4 * part) * 4, 16, dw.CM_DEV)
-    bias = resource(step.weights.at("markov_inner_bias"), 4 * shape.inner_rows)
-    biases = load_words(bias, (tile * TILE + 4 * part) * 4, 16, 0)
     values = [
-        bf16r(hidden[i].bitcast(fx.Float32) + acc[i] + biases[i].bitcast(fx.Float32)) for i in range(4)
+        bf16r(hidden[i].bitcast(fx.Float32) + acc[i] + held[-1][i].bitcast(fx.Float32)) for i in range(4)
     ]  # fmt: skip
     store_inner(step, tile * TILE + 4 * part, column, values, column < shape.requests)
 
