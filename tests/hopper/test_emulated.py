@@ -19,6 +19,7 @@ from monodraft.hopper.drafter import HopperDrafter
 from monodraft.hopper.emulator import Emulator
 from monodraft.hopper.geometry import Geometry
 from monodraft.hopper.step import Form
+from monodraft.reference import ReferenceDrafter
 from monodraft.testing import random_weights
 
 pytestmark = MARKS
@@ -88,6 +89,29 @@ def test_sixteen_rows_in_parts_with_sums_in_the_logits(
         assert ours.parts > 1
         assert part < 2560 or (ours.part_chunks, ours.split_log2) == (theirs.part_chunks, theirs.split_log2)
     check_stages(config, random_weights(config), mxfp8, [75, 33], rows=16, emulator=Emulator(16, 2))
+
+
+def nothing_to_draft(config: DraftConfig) -> DraftWeights:
+    """Weights whose logits are NaN for all ids but 5, which has an infinity, of the sign of the row."""
+    weights = random_weights(config)
+    head = torch.full_like(weights.lm_head, float("nan"))
+    head[5], head[5, 0] = 0.0, -float("inf")
+    return replace(weights, lm_head=head, markov_w2=torch.zeros_like(weights.markov_w2))
+
+
+@pytest.mark.parametrize("logits", [False, True], ids=["bounded", "full"])
+def test_rows_of_nan_and_infinities_draft_as_the_reference(logits: bool) -> None:
+    """NaN counts as -infinity: beside a single -infinity id 0 wins, and a +infinity wins over both."""
+    config = small(num_layers=1)
+    weights, anchors = nothing_to_draft(config), [Anchor(0, 7, 0)]
+    ours = HopperDrafter(config, weights, mxfp8=True, max_requests=1, max_positions=512, emulator=Emulator(8, 1))
+    theirs = ReferenceDrafter(config, weights, "w8a16")
+    for drafter in (ours, theirs):
+        drafter.open(0)
+    [wanted] = theirs.propose(anchors)
+    [draft] = ours.propose(anchors, logits=logits)
+    assert set(wanted.tokens.tolist()) == {0, 5}
+    assert draft.tokens.tolist() == wanted.tokens.tolist()
 
 
 @FORMATS

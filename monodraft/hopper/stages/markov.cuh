@@ -2,7 +2,7 @@
 #pragma once
 #include "sampling.cuh"
 
-// Order of candidates as one integer: the logit (NaN below everything), then the lowest id.
+// Order of candidates as one integer: the number (NaN below everything), then the lowest id.
 INLINE u32 ordered(float x) {
   const u32 bits = __float_as_uint(x);
   return x != x ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -56,7 +56,7 @@ INLINE void keep_best(const Args& a, u32 step, const float (*base)[2][2], const 
 #if SAMPLED
           const float criterion = score(logit, draws.temperature[n][c], draws.noise[n][c][half]);
 #else
-          const float criterion = logit;
+          const float criterion = usable(logit);
 #endif
           best[n][c] = greater(best[n][c], candidate(criterion, FIRST_ID(a) + id + half * 8));
           if (a.corrected) a.corrected[(u64)(request * BLOCK + step) * VOCAB_PADDED + id + half * 8] = logit;

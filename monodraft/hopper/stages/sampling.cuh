@@ -6,10 +6,14 @@
 #pragma once
 #include "ranks.cuh"
 
+#define GREATEST 3.40282347e+38f
+
+// A logit as a number of its own place: NaN is -infinity, +infinity the greatest float32, -0 is 0. Greedy drafts too.
+INLINE float usable(float logit) { return logit != logit ? -INFINITY : fminf(logit + 0.f, GREATEST); }
+
 #if SAMPLED
 // [ROWS] of temperature (float32 bits; 0: greedy), seed low, seed high, 0: behind the page tables, see draws.py.
 #define STEP_DRAWS (STEP_WORDS + ROWS * MAX_PAGES)
-#define GREATEST 3.40282347e+38f
 
 INLINE u32 philox_word(u32 c0, u32 c1, u32 k0, u32 k1, u32 which) {
   u32 c2 = 0, c3 = 0;
@@ -24,9 +28,6 @@ INLINE u32 philox_word(u32 c0, u32 c1, u32 k0, u32 k1, u32 which) {
 }
 
 INLINE float gumbel(u32 word) { return (float)-log(-log(((double)word + 0.5) * 0x1p-32)); }
-
-// NaN is -infinity, +infinity the greatest float32, -0 is 0: then the order of candidates is that of their numbers.
-INLINE float usable(float logit) { return logit != logit ? -INFINITY : fminf(logit + 0.f, GREATEST); }
 
 // Of the requests in this lane's columns, for rows g and g + 8 of a row block.
 struct Draws {
