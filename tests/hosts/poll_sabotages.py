@@ -204,7 +204,7 @@ INNERS = [
         survives="nobody reads a tile in a launch before its flags, and caches are clean when a launch starts",
     ),
     no_barrier("fetch", "    fetch_embedding(step, slot)\n"),
-    no_barrier("tiles", "    inner_tiles(step, slot)\n"),
+    no_barrier("tiles", "    inner_tiles(step, slot, held)\n"),
     no_barrier("gate", "    gate(step)\n"),
     no_barrier("partials", "    dw.red_store(step.geo, step.lds.red, 0, acc)\n"),
     no_barrier("tile", f"    {INNER_STORE}\n"),

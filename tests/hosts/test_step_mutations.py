@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("flydsl")
 
+import number_sabotages
 import poll_sabotages
 import step_sabotages
 from faulty import TOKEN, FaultyDrafter, Setting, quickly_translated
@@ -93,6 +94,14 @@ def test_every_sabotage_changes_one_text_of_the_stages() -> None:
     assert {sabotage.name: sabotage.found for sabotage in SABOTAGES if sabotage.found != 1} == {}
     assert [sabotage.name for sabotage in SABOTAGES if sabotage.old == sabotage.new] == []
     assert len({(sabotage.name, sabotage.setting) for sabotage in SABOTAGES}) == len(SABOTAGES)
+
+
+@pytest.mark.numbers
+def test_every_sabotage_finds_its_text_once() -> None:
+    """Here and not only in the nightly runs, so that a change of the stages takes its sabotages along."""
+    numbers = [each for pair in number_sabotages.SABOTAGES for each in pair if isinstance(each, Sabotage)]
+    assert len(numbers) > 20
+    assert {each.name: each.found for each in [*SABOTAGES, *numbers] if each.found != 1} == {}
 
 
 @pytest.mark.slow
