@@ -37,7 +37,7 @@ def test_drafts_are_the_references_up_to_near_ties(family: str, sizes: dict[str,
     both = Shadowed(ours, ReferenceDrafter(config, weights, numerics, device="cuda", max_requests=2), weights)
     both.open(0)
     before = 0
-    for length in (0, 1, 9, 75, 140):
+    for length in (0, 1, 9, 20, 33, 75, 100, 140):
         both.commit([rows(config, 0, before, length - before)])
         both.propose([Anchor(0, 3 + length, length)])
         before = length

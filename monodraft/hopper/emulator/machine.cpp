@@ -38,13 +38,13 @@ static void (*entry_point)(const void*);
 static std::string failure;
 
 // ---- seeded choices (splitmix64)
-static u64 next_random() {
-  u64 z = state += 0x9e3779b97f4a7c15ull;
+static u32 below(u64& from, u32 n) {
+  u64 z = from += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
+  return u32(((z ^ (z >> 31)) >> 32) * n >> 32);
 }
-u32 random_below(u32 n) { return u32((next_random() >> 32) * n >> 32); }
+u32 random_below(u32 n) { return below(state, n); }
 bool seeded() { return random_order; }
 u64 clock_now() { return now; }
 void something_happened() { events++; }
@@ -250,6 +250,30 @@ static void run_turn(Warp& warp) {
   switch_context(scheduler, current->context);
 }
 
+// ---- CTAs that are held up: by some seeds, a range of them for a stretch of rounds, then for another one another range
+struct Held {
+  u64 state, until;   // its own choices: seeds that hold nobody up are not changed by it; the round that ends the stretch
+  u32 first, end;     // CTAs of each grid
+  u32 every;          // they have a turn in one round of so many
+  bool used;
+} static held;
+
+static void next_stretch(u64 round) {
+  const u32 all = grids.front().ctas;
+  u32 parts = 1;
+  if (below(held.state, 2)) parts = 2u << below(held.state, 3);  // often just a rank's, where they are rank groups
+  const bool whole = parts > 1 && all % parts == 0;
+  held.first = whole ? below(held.state, parts) * (all / parts) : below(held.state, all);
+  held.end = held.first + (whole ? all / parts : 1 + below(held.state, all - held.first));
+  held.every = 2u << below(held.state, 10);
+  held.until = round + (16u << below(held.state, 9)) + below(held.state, 16);
+}
+
+static bool held_up(const Warp& warp, u64 round) {
+  const u32 cta = warp.cta->index;
+  return cta >= held.first && cta < held.end && round % held.every;
+}
+
 // Nobody saw anything new for a while: copies land, then time passes, so that bounded waits end. False: it will never end.
 static bool let_time_pass(u64 jump, u32& idle, u32& jumps) {
   if (land_due_copies(true)) return true;
@@ -273,8 +297,9 @@ static bool let_time_pass(u64 jump, u32& idle, u32& jumps) {
 
 static void schedule(u64 jump) {
   u32 idle = 0, jumps = 0;
+  bool skipped = false;  // somebody was held up in the last round, and nobody else could go on
   std::vector<Warp*> order;
-  for (;;) {
+  for (u64 round = 0;; round++) {
     if (!fill(order)) {
       failure = "no memory for the lanes' stacks or the CTAs' shared memory";
       return;
@@ -284,16 +309,21 @@ static void schedule(u64 jump) {
     if (ended) return;
     if (random_order)
       for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(u32(i))]);
+    if (held.used && round >= held.until) next_stretch(round);
     const u64 before = events;
-    busy = false;
+    const bool all = !held.used || skipped;
+    busy = skipped = false;
     for (Warp* warp : order) {
       if (!warp->ready) continue;
+      if (!all && held_up(*warp, round) && (skipped = true)) continue;
       run_turn(*warp);
       if (!failure.empty()) return;
       land_due_copies(false);
     }
+    // Time passes only where nobody can go on, those held up neither: holding up ends no wait.
+    skipped &= events == before && !busy;
     if (events != before) idle = jumps = 0;
-    else if (!busy && !let_time_pass(jump, idle, jumps)) {
+    else if (!busy && !skipped && !let_time_pass(jump, idle, jumps)) {
       stuck = true;
       failure = jumps > IDLE_JUMPS ? "livelock: all warps poll for what never comes" : "deadlock: no warp can go on";
       return;
@@ -342,6 +372,8 @@ struct Launch {
 const char* run(void (*kernel)(const void*), const Launch* launches, int count, u64 seed, u64 jump) {
   entry_point = kernel;
   random_order = seed != 0, state = seed;
+  held = {~seed, 0, 0, 0, 0, false};
+  held.used = random_order && below(held.state, 2);
   failure.clear(), stuck = false, failed = nullptr;
   grids.clear(), ctas.clear();
   forget_copies();
